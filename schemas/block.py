@@ -1,0 +1,119 @@
+"""A block: a columnar run of rows of one side of one join, or a notice without rows. What crosses every inner topic.
+
+Wire: magic `JMB`, version byte, CRC-32 of the rest (little-endian), header length (u16), header (MessagePack), rows (Arrow IPC stream).
+
+Invariant: `decode_block` gives back exactly what `encode_block` was given, or raises `BlockError`; bytes damaged on the
+way are never read as rows.
+"""
+
+import io
+import struct
+import zlib
+from typing import Literal
+
+import msgspec
+import polars as pl
+
+from schemas.errors import BlockError
+
+MAGIC, VERSION = b"JMB", 1
+MAX_BLOCK_BYTES = 512 * 1024  # what blocks are cut to; a single larger row travels alone
+_PREFIX = struct.Struct("<3sBIH")
+
+Kind = Literal["rows", "watermark", "completion", "resume-done", "barrier"]
+NO_WATERMARK = -(2**62)
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """How far ingest has read one source partition: rows of [first, next) are in this block or were not wanted."""
+
+    partition: int
+    first: int
+    next: int
+    watermark: int
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True):
+    """Who sent it, what it is, and where it stands in the sender's sequence.
+
+    A block of ingest (`positions` not empty) is deduplicated by source offset, one of a join node by `sequence`.
+    """
+
+    kind: Kind
+    sender: str  # the alias whose rows ingest sends, or the id of the sending join node
+    sender_partition: int
+    sender_partitions: int  # how many partitions the sender has: a watermark needs word from all of them
+    incarnation: int
+    sequence: int
+    epoch: int
+    side: int  # 0 left, 1 right
+    watermark: int
+    positions: tuple[Position, ...] = ()
+
+
+class Block(msgspec.Struct, frozen=True):
+    header: Header
+    rows: pl.DataFrame | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Header)
+
+
+def encode_block(block: Block) -> bytes:
+    header = _encoder.encode(block.header)
+    buffer = io.BytesIO()
+    buffer.write(b"\0" * _PREFIX.size)
+    buffer.write(header)
+    if block.rows is not None:
+        block.rows.write_ipc_stream(buffer)
+    view = buffer.getbuffer()
+    _PREFIX.pack_into(view, 0, MAGIC, VERSION, 0, len(header))
+    checksum = zlib.crc32(view[8:])
+    _PREFIX.pack_into(view, 0, MAGIC, VERSION, checksum, len(header))
+    del view
+    return buffer.getvalue()
+
+
+def decode_header(data: bytes) -> Header:
+    """The header alone, checked."""
+    if len(data) < _PREFIX.size:
+        raise BlockError(f"a block has at least {_PREFIX.size} bytes, this record has {len(data)}")
+    magic, version, checksum, size = _PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise BlockError("the record does not begin with a block's magic bytes")
+    if version != VERSION:
+        raise BlockError(f"block version {version} is not known here (this is version {VERSION}); upgrade this service")
+    if zlib.crc32(memoryview(data)[8:]) != checksum:
+        raise BlockError("checksum does not match: the block was damaged")
+    try:
+        return _decoder.decode(memoryview(data)[_PREFIX.size : _PREFIX.size + size])
+    except msgspec.MsgspecError as error:
+        raise BlockError(f"header cannot be read: {error}") from None
+
+
+def decode_block(data: bytes) -> Block:
+    header = decode_header(data)
+    (size,) = struct.unpack_from("<H", data, 8)
+    start = _PREFIX.size + size
+    if len(data) <= start:
+        return Block(header)
+    return Block(header, decode_rows(data[start:]))
+
+
+def encode_rows(rows: pl.DataFrame) -> bytes:
+    """Rows as an Arrow IPC stream, as segments are stored."""
+    buffer = io.BytesIO()
+    rows.write_ipc_stream(buffer)
+    return buffer.getvalue()
+
+
+def decode_rows(data: bytes) -> pl.DataFrame:
+    try:
+        return pl.read_ipc_stream(data).rechunk()
+    except Exception as error:
+        raise BlockError(f"rows are not an Arrow stream: {error}") from None
+    except BaseException as error:  # polars turns a panic of its reader into a BaseException of its own
+        if type(error).__name__ == "PanicException":
+            raise BlockError(f"rows are not an Arrow stream: {error}") from None
+        raise

@@ -1,0 +1,35 @@
+"""What the controller says to everyone: the plan of each query, by epoch.
+
+A record of `<mesh>.control` is JSON and is written whole to every partition, so that it is one more ordered input of each step.
+
+Invariant: a plan is a function of (query text, tree), so these two and the epoch are all that travels; the digest lets a receiver of another
+version notice that it would derive something else.
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class PlanPublished(msgspec.Struct, frozen=True, tag="plan", tag_field="kind"):
+    query: str
+    epoch: int
+    text: str
+    tree: str
+    digest: str
+    at_ms: int
+    source_partitions: dict[str, int]  # stream -> partitions of its topic when the plan was made
+
+
+ControlMessage = PlanPublished
+Kind = Literal["plan"]
+
+_decoder = msgspec.json.Decoder(ControlMessage)
+
+
+def encode_control(message: ControlMessage) -> bytes:
+    return msgspec.json.encode(message)
+
+
+def decode_control(data: bytes) -> ControlMessage:
+    return _decoder.decode(data)

@@ -1,0 +1,125 @@
+"""The Spark session of the audit: how it starts, what it is told of Kafka, and how our functions reach its workers.
+
+Invariant: Spark's own chatter goes to a log file, never to the terminal; and the session's settings are those under which Spark SQL
+agrees with the query language (three-valued logic, wrapping int64, null on a zero divisor, exact names).
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+from schemas.errors import MachineError
+from services.audit import batches, decode
+
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+
+
+def start_session(master: str, memory: str, log_file: Path) -> SparkSession:
+    """A new session, or an error that says what is missing."""
+    local = master.startswith("local")
+    if local:
+        if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+            raise MachineError("the audit runs on Spark, which needs Java 17: install it, or set JAVA_HOME")
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName("joinmesh audit")
+    for key, value in _settings(local, memory).items():
+        builder = builder.config(key, value)
+    try:
+        with _stderr_to(log_file):
+            session: SparkSession = builder.getOrCreate()
+    except Exception as error:
+        raise MachineError(f"Spark did not start on {master}: see {log_file} ({str(error).splitlines()[0][:120]})") from None
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _settings(local: bool, memory: str) -> dict[str, str]:
+    settings = {
+        "spark.jars.packages": CONNECTOR,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.ansi.enabled": "false",
+        "spark.sql.caseSensitive": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",  # a few thousand large records must still fit a worker
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": memory,
+    }
+    if local:
+        cores = os.cpu_count() or 2
+        settings |= {
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
+            "spark.shuffle.compress": "true",
+            "spark.io.compression.codec": "lz4",
+        }
+    return settings
+
+
+@contextmanager
+def _stderr_to(log_file: Path) -> Iterator[None]:
+    """The JVM inherits our error stream when it starts and keeps it: give it a file instead of the terminal."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with open(log_file, "ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def ship() -> None:
+    """Send our functions to workers as code, not as names to import: workers need no installation of ours."""
+    for module in (batches, decode):
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+def map_in_arrow(frame: DataFrame, function: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> DataFrame:
+    """`DataFrame.mapInArrow` without its check for pandas, which neither side of it uses (PySpark is pinned exactly)."""
+    udf = UserDefinedFunction(function, schema, name="audit", evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    column = udf(*[frame["`" + name + "`"] for name in frame.columns])
+    return DataFrame(frame._jdf.mapInArrow(column._jc, False, None), frame.sparkSession)
+
+
+def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
+    """librdkafka settings of the mesh file as options of Spark's Kafka reader, which is the Java client.
+
+    >>> java_settings({"bootstrap.servers": "b:1", "ssl.ca.location": "ca.pem"})["kafka.ssl.truststore.type"]
+    'PEM'
+    """
+    found = {"bootstrap.servers": kafka["bootstrap.servers"], "isolation.level": "read_committed"}
+    for key in ("security.protocol", "ssl.endpoint.identification.algorithm", "ssl.key.password"):
+        if key in kafka:
+            found[key] = kafka[key].upper() if key == "security.protocol" else kafka[key]
+    if "ssl.ca.location" in kafka:
+        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": kafka["ssl.ca.location"]}
+    if "ssl.keystore.location" in kafka:
+        found |= {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": kafka["ssl.keystore.location"]}
+        found["ssl.keystore.password"] = kafka.get("ssl.keystore.password", "")
+    mechanism = kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms")
+    if mechanism:
+        found["sasl.mechanism"] = mechanism
+    if "sasl.username" in kafka:
+        module = "scram.ScramLoginModule" if (mechanism or "").startswith("SCRAM") else "plain.PlainLoginModule"
+        user, password = (_quoted(kafka.get(key, "")) for key in ("sasl.username", "sasl.password"))
+        found["sasl.jaas.config"] = f"org.apache.kafka.common.security.{module} required username={user} password={password};"
+    return {f"kafka.{key}": value for key, value in found.items()}
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

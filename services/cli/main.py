@@ -1,0 +1,93 @@
+"""`joinmesh COMMAND …`: finds the command, runs it, and turns every expected failure into one line on stderr.
+
+Invariant: exit code 0 means done, 1 failed, 2 wrong usage, 130 interrupted. A traceback is shown only with --debug or for a bug of ours.
+Nothing heavy is imported before the command is known: `joinmesh --help` answers at once.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from schemas.errors import JoinmeshError
+
+COMMANDS = {
+    "demo": "a small shop, end to end: broker, events, joins, audit",
+    "broker": "a real Kafka broker on this machine, for trying things out",
+    "topics": "the mesh's topics: list, check, create",
+    "up": "run all services of a mesh in the foreground",
+    "status": "what the services last said about themselves",
+    "explain": "the plan of each query: tree, keys, topics, expected state",
+    "generate": "write reproducible sample events to the source topics",
+    "audit": "prove the results right with Spark",
+}
+_EXAMPLES = """examples:
+  joinmesh demo                              see it all work, in about a minute
+  joinmesh broker up                         a broker on localhost:9092
+  joinmesh generate -f mesh.yaml --create 4  sample events for your streams
+  joinmesh up -f mesh.yaml                   join until Ctrl-C
+  joinmesh audit -f mesh.yaml                compare the results with Spark's
+
+`joinmesh COMMAND --help` explains a command."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in arguments
+    try:
+        args = _parser(arguments).parse_args(arguments)
+        code = args.run(args)
+        sys.stdout.flush()
+        return int(code)
+    except JoinmeshError as error:
+        if debug:
+            raise
+        print(f"joinmesh: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("joinmesh: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `joinmesh status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as exit:  # argparse: usage errors and --help
+        return int(exit.code) if isinstance(exit.code, int) else 2
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Every command's name and sentence, but the options only of the one that is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="joinmesh", description="Joins event streams that live in Kafka.", epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=_version() if "--version" in arguments else "")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    asked = next((word for word in arguments if not word.startswith("-")), None)
+    for name, sentence in COMMANDS.items():
+        if name != asked:
+            commands.add_parser(name, help=sentence)
+            continue
+        module = importlib.import_module(f"services.cli.{name}")
+        one = commands.add_parser(
+            name, help=sentence, description=(module.__doc__ or "").partition("\n")[0], epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        one.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+        module.add_arguments(one)
+        one.set_defaults(run=module.run)
+    return parser
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"joinmesh {version('joinmesh')}"
+    except PackageNotFoundError:
+        return "joinmesh (not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

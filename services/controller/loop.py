@@ -1,0 +1,82 @@
+"""The controller: plans each query once, publishes the plan to every partition of the control topic, and keeps watch.
+
+Invariant: a query's plan changes only by a new epoch. A mesh file that asks for another query text or tree than the one that runs is refused, because
+states and topics were built for that one.
+"""
+
+import logging
+import signal
+import threading
+import time
+from typing import Any
+
+from schemas import topics
+from schemas.control import PlanPublished, encode_control
+from schemas.errors import StateError
+from schemas.mesh import Mesh
+from services.runtime.control import plan_digest, read_plans
+from services.runtime.kafka import source_partitions
+from services.runtime.producer import Sender
+from services.runtime.report import Reporter
+from services.runtime.service import Arguments
+from topology.cql import parse_query
+from topology.plan import Plan, build_plan, parse_tree, tree_text
+from topology.planner import choose_tree
+
+log = logging.getLogger("joinmesh.controller")
+
+
+def serve(arguments: Arguments) -> None:
+    mesh = arguments.mesh
+    stop = threading.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: stop.set())
+    sender = Sender(mesh)
+    plans = publish_plans(mesh, sender)
+    reporter = Reporter(mesh, sender.producer, "controller", "controller")
+    while not stop.wait(1.0):
+        reporter.send(epoch=max(p.epoch for p in plans), plans={p.query: p.tree for p in plans}, lag=0, events_in=len(plans))
+        sender.check()
+    sender.flush(10)
+
+
+def plan_query(mesh: Mesh, name: str) -> Plan:
+    """The plan the mesh file asks for, or the planner's choice."""
+    query = parse_query(name, mesh.queries[name], mesh.streams)
+    pinned = mesh.plans.get(name)
+    return build_plan(query, parse_tree(pinned, query) if pinned else choose_tree(query, None))
+
+
+def publish_plans(mesh: Mesh, sender: Sender) -> list[PlanPublished]:
+    """Publish what is new; refuse what contradicts a running plan."""
+    running = read_plans(mesh)
+    published = []
+    for name in mesh.queries:
+        plan = plan_query(mesh, name)
+        if name in running:
+            _check_same(mesh, plan, running[name])
+            published.append(running[name])
+            continue
+        used = [mesh.streams[s] for s in {source.stream for source in plan.query.sources}]
+        message = PlanPublished(
+            query=name, epoch=1, text=mesh.queries[name], tree=tree_text(plan.tree), digest=plan_digest(mesh, plan),
+            at_ms=int(time.time() * 1000), source_partitions=source_partitions(mesh, used),
+        )  # fmt: skip
+        log.info("query %s runs as %s", name, message.tree)
+        for partition in range(mesh.partitions):
+            sender.send(topics.control(mesh.name), partition, encode_control(message), name.encode())
+        published.append(message)
+    sender.flush()
+    return published
+
+
+def _check_same(mesh: Mesh, plan: Plan, running: PlanPublished) -> None:
+    changes: list[str] = []
+    if plan_digest(mesh, plan) != running.digest:
+        what: Any = "tree" if tree_text(plan.tree) != running.tree else "query text or its streams"
+        changes.append(str(what))
+    if changes:
+        raise StateError(
+            f"query {plan.query.name}: the mesh file's {changes[0]} is not what this mesh runs ({running.tree}, epoch {running.epoch}); "
+            "change it back, or use a new mesh name for the changed query"
+        )

@@ -1,0 +1,300 @@
+"""The ingest service: source topics in, blocks for the join nodes out.
+
+A round: fetch, decide which partitions may go on (alignment), read them into columns, send blocks; now and then tell every channel its
+positions, flush, and commit the source offsets with each partition's reading as metadata.
+
+Invariant: a source offset is committed only after every block of the rows before it is delivered and every channel knows the
+position; so a restart repeats rows (dropped downstream by source offset) and never skips one.
+"""
+
+import base64
+import logging
+import signal
+import time
+from typing import Any
+
+import msgspec
+import polars as pl
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from schemas import topics
+from schemas.block import NO_WATERMARK, encode_block
+from schemas.errors import StateError
+from schemas.mesh import Mesh
+from services.ingest.alignment import Backlog, Place, may_go
+from services.runtime.control import wait_for_plans
+from services.runtime.kafka import client_config, source_partitions
+from services.runtime.producer import Sender
+from services.runtime.report import Reporter
+from services.runtime.service import Arguments
+from topology.ingest import Read, Reading, Router, StreamReader
+
+log = logging.getLogger("joinmesh.ingest")
+FETCH = 20_000  # records a round
+PER_PARTITION = 4_000  # records of one partition a round, so that streams advance together
+LINGER_S = 0.02
+COMMIT_S = 1.0
+BACKLOG_MOST = 40_000  # fetched and waiting, per partition, before its fetching is paused
+DEAD_VALUE_MOST = 256 * 1024
+SILENT_S = 30.0
+
+
+def serve(arguments: Arguments) -> None:
+    Ingest(arguments.mesh, arguments.instance).run()
+
+
+class Ingest:
+    def __init__(self, mesh: Mesh, instance: int) -> None:
+        self.mesh, self.stopping = mesh, False
+        plans = wait_for_plans(mesh, mesh.queries)
+        used = {s.stream for _, plan in plans.values() for s in plan.query.sources}
+        streams = [mesh.streams[name] for name in mesh.streams if name in used]
+        counts = source_partitions(mesh, streams)
+        self.readers = {stream.name: StreamReader(stream, counts[stream.name]) for stream in streams}
+        self.by_topic = {stream.topic: stream.name for stream in streams}
+        incarnation = int(time.time() * 1000)
+        self.routers: dict[str, list[Router]] = {name: [] for name in self.readers}
+        for message, plan in plans.values():
+            for route in plan.routes:
+                router = Router(plan, route, mesh.partitions, message.epoch, incarnation)
+                self.routers[router.source.stream].append(router)
+        windows = [s.window_ms for _, plan in plans.values() for s in plan.query.sources]
+        self.slack_ms = max(1_000, min(windows) // 4)
+        self.longest_ms = max(windows)
+        self.backlogs: dict[Place, Backlog] = {}
+        self.committed: dict[Place, int] = {}
+        self.sender = Sender(mesh)
+        self.reporter = Reporter(mesh, self.sender.producer, "ingest", f"ingest-{instance}")
+        self.counts = dict.fromkeys(("events_in", "late", "dead", "rounds"), 0)
+        self.per_stream = {name: {"events": 0, "late": 0, "dead": 0} for name in self.readers}
+        self.consumer = Consumer(client_config(
+            mesh, group_id=f"{mesh.name}.ingest", group_instance_id=f"{mesh.name}.ingest-{instance}", enable_auto_commit=False,
+            auto_offset_reset="error", session_timeout_ms=10_000, fetch_wait_max_ms=20, fetch_message_max_bytes=512 << 10,
+            queued_min_messages=60_000, queued_max_messages_kbytes=64 << 10, enable_partition_eof=True,
+            partition_assignment_strategy="roundrobin",
+        ))  # fmt: skip
+
+    def run(self) -> None:
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._stop)
+        self.consumer.subscribe(list(self.by_topic), on_assign=self._assigned, on_revoke=self._revoked)
+        log.info("reading %s", ", ".join(self.by_topic))
+        commit_due = time.monotonic() + COMMIT_S
+        while not self.stopping:
+            waiting = any(len(b) for b in self.backlogs.values())
+            self._fetch(0.0 if waiting else LINGER_S)
+            self._round()
+            self.sender.check()
+            if time.monotonic() >= commit_due:
+                self._idle()
+                self._commit()
+                commit_due = time.monotonic() + COMMIT_S
+            if self.reporter.is_due:
+                self._report()
+        self._commit()
+        self._report()
+        self.sender.flush()
+        self.consumer.close()
+        log.info("stopped after %s events", f"{self.counts['events_in']:,}")
+
+    def _stop(self, *_: Any) -> None:
+        self.stopping = True
+
+    def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        stored = consumer.committed(places, timeout=30)
+        for place in stored:
+            stream = self.by_topic[place.topic]
+            low, high = consumer.get_watermark_offsets(TopicPartition(place.topic, place.partition), timeout=30)
+            start = place.offset if place.offset >= 0 else low
+            if start < low:
+                raise StateError(
+                    f"source topic {place.topic} partition {place.partition}: next record to read is {start}, but the topic now begins at "
+                    f"{low}; {low - start:,} records were deleted before they were joined. Keep records longer, then either accept the gap "
+                    f"(kafka-consumer-groups.sh --reset-offsets --to-earliest --group {self.mesh.name}.ingest) or use a new mesh name"
+                )
+            reading = msgspec.json.decode(place.metadata, type=Reading) if place.offset >= 0 and place.metadata else Reading(start)
+            reading.next = start
+            self.readers[stream].readings[place.partition] = reading
+            for router in self.routers[stream]:
+                router.assign(place.partition, start)
+            backlog = Backlog(at_end=start >= high)
+            backlog.time = reading.max_time if reading.max_time != NO_WATERMARK else None
+            self.backlogs[place.topic, place.partition] = backlog
+            self.committed[place.topic, place.partition] = start
+            place.offset = start
+        consumer.assign([TopicPartition(p.topic, p.partition, p.offset) for p in stored])
+
+    def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._commit()
+        for place in places:
+            stream = self.by_topic[place.topic]
+            self.readers[stream].readings.pop(place.partition, None)
+            self.backlogs.pop((place.topic, place.partition), None)
+            for router in self.routers[stream]:
+                router.revoke(place.partition)
+
+    def _fetch(self, wait_s: float) -> None:
+        backlogs = self.backlogs
+        for message in self.consumer.consume(FETCH, wait_s):
+            error = message.error()
+            if error is None:
+                backlog = backlogs.get((message.topic(), message.partition()))  # type: ignore[arg-type]
+                if backlog is not None:
+                    backlog.offsets.append(message.offset())  # type: ignore[arg-type]
+                    backlog.values.append(message.value())  # type: ignore[arg-type]
+            else:
+                self._fetch_error(message, error)
+        for (topic, partition), backlog in backlogs.items():
+            if backlog.offsets:
+                backlog.at_end = False
+            if len(backlog) > BACKLOG_MOST and not backlog.paused:
+                backlog.paused = True
+                self.consumer.pause([TopicPartition(topic, partition)])
+            elif backlog.paused and len(backlog) < BACKLOG_MOST // 4:
+                backlog.paused = False
+                self.consumer.resume([TopicPartition(topic, partition)])
+
+    def _fetch_error(self, message: Message, error: KafkaError) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:
+            backlog = self.backlogs.get((message.topic(), message.partition()))  # type: ignore[arg-type]
+            if backlog is not None:
+                backlog.at_end = True
+        elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+            raise StateError(f"source topic {message.topic()} no longer holds the next record to read: {error.str()}")
+        elif error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise KafkaException(error)
+        else:
+            log.warning("fetching: %s", error.str())
+
+    def _round(self) -> None:
+        now = time.monotonic()
+        rows: dict[str, list[pl.DataFrame]] = {}
+        for place in may_go(self.backlogs, self.slack_ms, now):
+            backlog = self.backlogs[place]
+            offsets, values = backlog.take(PER_PARTITION)
+            topic, partition = place
+            stream = self.by_topic[topic]
+            reader = self.readers[stream]
+            read = reader.read(partition, offsets, values)
+            backlog.moved_at = now
+            reading = reader.readings[partition]
+            backlog.time = reading.max_time if reading.max_time != NO_WATERMARK else None
+            self.counts["events_in"] += len(values)
+            self.per_stream[stream]["events"] += len(values)
+            if read.late or read.broken:
+                self._set_aside(stream, topic, partition, offsets, values, read)
+            rows.setdefault(stream, []).append(read.rows)
+        for stream, frames in rows.items():
+            frame = pl.concat(frames) if len(frames) > 1 else frames[0]
+            for router in self.routers[stream]:
+                self._send(router, router.send(frame, self.readers[stream]))
+        self.counts["rounds"] += bool(rows)
+
+    def _send(self, router: Router, sends: list[Any]) -> None:
+        for send in sends:
+            topic = topics.node_in(self.mesh.name, router.plan.query.name, send.target)
+            self.sender.send(topic, send.partition, encode_block(send.block))
+
+    def _set_aside(
+        self, stream: str, topic: str, partition: int, offsets: list[int], values: list[bytes | None], read: Read
+    ) -> None:
+        target = partition % self.mesh.partitions
+        for late in read.late:
+            record = {"stream": stream, "topic": topic, "partition": partition, "offset": late.offset, "ts": late.time,
+                      "reason": late.reason, "watermark": late.watermark}  # fmt: skip
+            key = f"{stream}:{partition}:{late.offset}".encode()
+            self.sender.send(topics.late(self.mesh.name), target, msgspec.json.encode(record), key)
+        for offset, broken in read.broken:
+            value = values[broken.index] or b""
+            dead = {"stream": stream, "topic": topic, "partition": partition, "offset": offset, "reason": broken.reason,
+                    "bytes": len(value), "value_base64": base64.b64encode(value[:DEAD_VALUE_MOST]).decode()}  # fmt: skip
+            key = f"{topic}:{partition}:{offset}".encode()
+            self.sender.send(topics.dead(self.mesh.name), target, msgspec.json.encode(dead), key)
+        self.counts["late"] += len(read.late)
+        self.counts["dead"] += len(read.broken)
+        self.per_stream[stream]["late"] += len(read.late)
+        self.per_stream[stream]["dead"] += len(read.broken)
+
+    def _idle(self) -> None:
+        """Raise the floor of partitions silent longer than their stream allows; durable before anyone is told."""
+        now = time.monotonic()
+        active = [
+            self.readers[self.by_topic[topic]].watermark(partition)
+            for (topic, partition), b in self.backlogs.items()
+            if now - b.moved_at < self._idle_after_s(topic)
+        ]
+        floor = min(active, default=NO_WATERMARK)
+        raised = False
+        for (topic, partition), backlog in self.backlogs.items():
+            reader = self.readers[self.by_topic[topic]]
+            silent = backlog.at_end and not len(backlog) and now - backlog.moved_at >= self._idle_after_s(topic)
+            if silent and floor > reader.watermark(partition):
+                reader.readings[partition].floor = floor
+                raised = True
+        if raised:
+            self._write_offsets(force=True)
+
+    def _idle_after_s(self, topic: str) -> float:
+        idle = self.mesh.streams[self.by_topic[topic]].idle_after_ms
+        return idle / 1000 if idle is not None else float("inf")
+
+    def _commit(self) -> None:
+        for stream, routers in self.routers.items():
+            for router in routers:
+                self._send(router, router.tell_all(self.readers[stream]))
+        self.sender.flush()
+        self._write_offsets()
+
+    def _write_offsets(self, force: bool = False) -> None:
+        offsets = []
+        for (topic, partition), committed in self.committed.items():
+            reading = self.readers[self.by_topic[topic]].readings.get(partition)
+            if reading is not None and (force or reading.next > committed):
+                # `force`: only the floor is new; the offset stays where every channel has been told.
+                next = committed if force else reading.next
+                metadata = msgspec.json.encode(Reading(next, reading.max_time, reading.floor)).decode()
+                offsets.append(TopicPartition(topic, partition, next, metadata))
+                self.committed[topic, partition] = next
+        if offsets:
+            self.consumer.commit(offsets=offsets, asynchronous=False)
+
+    def _report(self) -> None:
+        lag = 0
+        for (topic, partition), backlog in self.backlogs.items():
+            try:
+                _, high = self.consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
+            except KafkaException:
+                continue
+            reading = self.readers[self.by_topic[topic]].readings.get(partition)
+            if high >= 0 and reading is not None:
+                lag += max(0, high - reading.next)
+            lag += 0 if backlog.at_end else 1  # not yet known to be at its end
+        watermarks = [
+            min((r.watermark(p) for p in range(r.partitions)), default=NO_WATERMARK) for r in self.readers.values()
+        ]
+        low = min(watermarks, default=NO_WATERMARK)
+        routers = [r for group in self.routers.values() for r in group]
+        self.reporter.send(
+            **self.counts, lag=lag, watermark_ms=low if low != NO_WATERMARK else None,
+            rows_out=sum(r.rows_out for r in routers), null_keys=sum(r.dropped_null for r in routers),
+            filtered=sum(r.dropped_selection for r in routers), streams=self.per_stream, alarms=self._alarms(),
+        )  # fmt: skip
+
+    def _alarms(self) -> list[str]:
+        now, alarms = time.monotonic(), []
+        newest = max((b.time for b in self.backlogs.values() if b.time is not None), default=None)
+        for (topic, partition), backlog in self.backlogs.items():
+            stream = self.by_topic[topic]
+            if newest is None or now - backlog.moved_at < SILENT_S or self.mesh.streams[stream].idle_after_ms is not None:
+                continue
+            if backlog.time is None:
+                alarms.append(
+                    f"stream {stream} partition {partition} has never had an event and holds the watermark: state grows; "
+                    f"send it events or set idle_after on the stream"
+                )
+            elif newest - backlog.time > self.longest_ms:
+                alarms.append(
+                    f"stream {stream} partition {partition} is silent since {now - backlog.moved_at:.0f} s and holds the watermark: "
+                    f"state grows; send it events or set idle_after on the stream"
+                )
+        return alarms

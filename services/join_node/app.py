@@ -1,0 +1,269 @@
+"""The join node service: a Faust agent over the node's input topic, with own offsets and own state.
+
+Faust gives group membership, agents and signals. Offsets are ours: they live in RocksDB with the state they belong to, so after any stop each
+partition goes on exactly where its state is (docs/decisions/0002-faust.md).
+
+Invariant: a partition's host exists exactly while the partition is assigned here and its stored offsets have been sought.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import faust
+import mode
+from aiokafka import TopicPartition as KafkaPartition
+from faust.transport.drivers.aiokafka import Consumer, Transport
+from faust.types import TP
+
+from schemas import topics
+from schemas.errors import JoinmeshError, StateError
+from schemas.mesh import Mesh
+from services.join_node.host import PartitionHost
+from services.runtime.producer import Sender
+from services.runtime.report import Durations, Reporter
+from services.runtime.rocks import Cache
+from services.runtime.service import EX_CONFIG, Arguments
+from topology.node import describe_state
+
+log = logging.getLogger("joinmesh.node")
+UNACKNOWLEDGED_MOST = 2_000
+
+
+def serve(arguments: Arguments) -> int:
+    if arguments.query is None or arguments.node is None:
+        raise JoinmeshError("a join node needs --query and --node")
+    worker = NodeWorker(arguments.mesh, arguments.query, arguments.node, arguments.instance, arguments.data)
+    return worker.run()
+
+
+class OwnOffsetsConsumer(Consumer):  # type: ignore[misc]
+    """Seeks to the offsets stored with the state instead of Kafka's."""
+
+    async def seek_to_committed(self) -> Mapping[TP, int]:
+        wanted = await self.app.node_worker.assigned(self.assignment(), self)
+        await self.seek_wait(wanted)
+        return wanted  # type: ignore[no-any-return]
+
+
+class OwnOffsetsTransport(Transport):  # type: ignore[misc]
+    Consumer = OwnOffsetsConsumer
+
+
+class NodeApp(faust.App):  # type: ignore[misc]
+    node_worker: "NodeWorker"
+
+    def _new_transport(self) -> Any:
+        return OwnOffsetsTransport(self.conf.broker_consumer, self)
+
+
+class NodeWorker:
+    """All partitions of one join node that this process has."""
+
+    def __init__(self, mesh: Mesh, query: str, node: str, instance: int, data: Path) -> None:
+        self.mesh, self.query, self.node_id = mesh, query, node
+        self.directory = data / query / node
+        self.cache, self.sender, self.steps = Cache(), Sender(mesh), Durations()
+        self.hosts: dict[int, PartitionHost] = {}
+        self.ready = asyncio.Event()
+        self.input_topic = topics.node_in(mesh.name, query, node)
+        self.control_topic = topics.control(mesh.name)
+        self.failure: BaseException | None = None
+        self.reporter = Reporter(mesh, self.sender.producer, "join_node", f"{query}.{node}-{instance}", query=query, node=node)
+        self.high: dict[TP, int] = {}
+        self.app = self._app(instance)
+
+    def _app(self, instance: int) -> NodeApp:
+        group = f"{self.mesh.name}.{self.query}.{self.node_id}"
+        app = NodeApp(
+            group,
+            broker=[f"kafka://{address.strip()}" for address in self.mesh.bootstrap.split(",")],
+            broker_credentials=_credentials(self.mesh),
+            consumer_group_instance_id=f"{group}-{instance}",
+            broker_session_timeout=10.0,
+            broker_heartbeat_interval=3.0,
+            broker_request_timeout=90.0,
+            broker_max_poll_records=64,
+            consumer_auto_offset_reset="earliest",
+            consumer_max_fetch_size=4 << 20,
+            stream_buffer_maxsize=32,
+            stream_wait_empty=False,
+            topic_allow_declare=False,
+            topic_disable_leader=True,
+            table_standby_replicas=1,  # 0 would switch to an assignor that separates co-partitioned topics
+            agent_supervisor=mode.CrashingSupervisor,
+            autodiscover=False,
+            web_enabled=False,
+            datadir=str(self.directory / "faust"),
+            store="memory://",
+        )
+        app.node_worker = self
+        raw = {"key_serializer": "raw", "value_serializer": "raw", "key_type": bytes, "value_type": bytes, "acks": False}
+        app.agent(app.topic(self.input_topic, **raw), name="join")(self._join)
+        app.agent(app.topic(self.control_topic, **raw), name="control")(self._control)
+        app.on_partitions_revoked.connect(self._revoked)
+        app.task(self._tend)
+        return app
+
+    def run(self) -> int:
+        worker = faust.Worker(self.app, loglevel="WARN", override_logging=False, quiet=True)
+        try:
+            worker.execute_from_commandline()
+        except SystemExit:
+            pass
+        except BaseException as error:
+            self.failure = self.failure or error
+        for host in self.hosts.values():
+            host.close()
+        self.sender.producer.flush(10)
+        if self.failure is not None:
+            if isinstance(self.failure, JoinmeshError):
+                raise self.failure
+            log.error("stopped: %r", self.failure)
+            return 1
+        log.info("stopped")
+        return 0
+
+    async def assigned(self, assignment: set[TP], consumer: Any) -> dict[TP, int]:
+        """Open the state of every partition that is ours now; gives the offset each topic is to be read from."""
+        try:
+            mine = {tp.partition for tp in assignment if tp.topic == self.input_topic}
+            for partition in set(self.hosts) - mine:
+                self.hosts.pop(partition).close()
+            for partition in sorted(mine - set(self.hosts)):
+                self.hosts[partition] = PartitionHost(
+                    self.mesh, self.query, self.node_id, partition, self.directory, self.cache, self.sender, self.steps
+                )
+            earliest = await consumer.earliest_offsets(*[KafkaPartition(tp.topic, tp.partition) for tp in assignment])
+            starts = {TP(tp.topic, tp.partition): offset for tp, offset in earliest.items()}
+            wanted = {}
+            for tp in assignment:
+                host = self.hosts.get(tp.partition)
+                stored = host.next_offset("in" if tp.topic == self.input_topic else "control") if host else None
+                wanted[tp] = self._checked(tp, stored, starts.get(tp, 0))
+            self.ready.set()
+            log.info("%s.%s has partitions %s", self.query, self.node_id, sorted(mine))
+            return wanted
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _checked(self, tp: TP, stored: int | None, start: int) -> int:
+        if stored is not None and stored < start:
+            raise StateError(
+                f"{tp.topic} partition {tp.partition}: the state is at offset {stored} but the topic now begins at {start}; blocks were deleted "
+                f"before they were joined. Keep them longer (retention.ms), and use a new mesh name to compute from the source topics again"
+            )
+        return start if stored is None else stored
+
+    async def _revoked(self, app: Any, revoked: set[TP], **_: Any) -> None:
+        # A step runs to its end before anything else on this loop, so none is in flight here.
+        for partition in list(self.hosts):
+            self.hosts.pop(partition).close()
+
+    async def _control(self, stream: AsyncIterable[Any]) -> None:
+        async for event in stream.events():  # type: ignore[attr-defined]
+            host = self.hosts.get(event.message.partition)
+            if host is not None:
+                self._guard(host.control, event.message.offset, event.message.value)
+
+    async def _join(self, stream: AsyncIterable[Any]) -> None:
+        async for event in stream.events():  # type: ignore[attr-defined]
+            message = event.message
+            host = self.hosts.get(message.partition)
+            while host is not None and host.node is None:
+                await asyncio.sleep(0.02)  # no plan yet
+                host = self.hosts.get(message.partition)
+            if host is None:
+                continue
+            self._guard(host.take, message.offset, message.value)
+            self.sender.producer.poll(0)
+            while self.sender.unacknowledged > UNACKNOWLEDGED_MOST:
+                await asyncio.sleep(0.005)
+                self.sender.producer.poll(0)
+
+    def _guard(self, step: Any, offset: int, value: bytes) -> None:
+        try:
+            step(offset, value)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """State in memory may be ahead of the disk: end the process, so that it starts again from what is stored."""
+        import os
+        import sys
+
+        if isinstance(error, JoinmeshError):
+            print(f"joinmesh join_node: {error}", file=sys.stderr, flush=True)
+            os._exit(EX_CONFIG if isinstance(error, StateError) else 1)
+        log.exception("step failed", exc_info=error)
+        os._exit(1)
+
+    async def _tend(self) -> None:
+        """Take deliveries and write reports."""
+        while not self.app.should_stop:
+            await asyncio.sleep(0.05)
+            try:
+                self.sender.check()
+            except JoinmeshError as error:
+                self._fail(error)
+            if self.reporter.is_due:
+                self._report()
+
+    def _report(self) -> None:
+        memos = [host.memo for host in self.hosts.values()]
+        lag = 0
+        for partition, host in self.hosts.items():
+            try:
+                high = self.app.consumer.highwater(TP(self.input_topic, partition))
+            except Exception:
+                high = None
+            if high is not None:
+                lag += max(0, high - host.memo.offsets.get("in", 0))
+        state: dict[str, dict[str, Any]] = {}
+        for host in self.hosts.values():
+            if host.node is None:
+                continue
+            for held in describe_state(host.node):
+                _add_state(state, held)
+        low = min((min(m.watermarks) for m in memos), default=None)
+        self.reporter.send(
+            epoch=max((m.epoch for m in memos), default=0), partitions=sorted(self.hosts),
+            events_in=sum(m.blocks_in for m in memos), rows_in=sum(sum(m.rows_in) for m in memos),
+            rows_out=sum(m.rows_out for m in memos), rows_repeated=sum(m.rows_repeated for m in memos),
+            dead=sum(h.dead for h in self.hosts.values()), lag=lag, watermark_ms=low if low is not None and low > 0 else None,
+            state=list(state.values()), step_ms_p50=self.steps.percentile(0.5), step_ms_p99=self.steps.percentile(0.99),
+            cache_bytes=self.cache.used,
+        )  # fmt: skip
+
+
+def _add_state(total: dict[str, dict[str, Any]], held: dict[str, Any]) -> None:
+    """Add one partition's side to the worker's sum."""
+    known = total.setdefault(held["side"], {**held, "rows": 0, "bytes": 0, "segments": 0})
+    for what in ("rows", "bytes", "segments"):
+        known[what] += held[what]
+    for what, pick in (("oldest_ms", min), ("newest_ms", max)):
+        values = [v for v in (known[what], held[what]) if v is not None]
+        known[what] = pick(values) if values else None
+
+
+def _credentials(mesh: Mesh) -> Any:
+    """librdkafka's security settings as Faust's."""
+    protocol = mesh.kafka.get("security.protocol", "plaintext").lower()
+    context = None
+    if protocol.endswith("ssl"):
+        context = ssl.create_default_context(cafile=mesh.kafka.get("ssl.ca.location"))
+        if "ssl.certificate.location" in mesh.kafka:
+            context.load_cert_chain(
+                mesh.kafka["ssl.certificate.location"], mesh.kafka.get("ssl.key.location"), mesh.kafka.get("ssl.key.password")
+            )
+    if protocol.startswith("sasl"):
+        return faust.SASLCredentials(
+            username=mesh.kafka.get("sasl.username"), password=mesh.kafka.get("sasl.password"),
+            mechanism=mesh.kafka.get("sasl.mechanism", mesh.kafka.get("sasl.mechanisms", "PLAIN")), ssl_context=context,
+        )  # fmt: skip
+    return faust.SSLCredentials(context=context) if context is not None else None

@@ -1,0 +1,80 @@
+"""Reading the control topic from its beginning: which plan each query runs under.
+
+Invariant: `wait_for_plans` returns only when every wanted query has a plan, and always the newest epoch's.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from schemas import topics
+from schemas.control import PlanPublished, decode_control
+from schemas.errors import StateError
+from schemas.mesh import Mesh
+from services.runtime.kafka import client_config
+from topology.cql import parse_query
+from topology.plan import Plan, build_plan, describe, parse_tree
+
+log = logging.getLogger("joinmesh.control")
+
+
+def derive_plan(mesh: Mesh, message: PlanPublished) -> Plan:
+    """The plan a message stands for; refuses to run under another one than its sender meant."""
+    query = parse_query(message.query, message.text, mesh.streams)
+    plan = build_plan(query, parse_tree(message.tree, query))
+    if plan_digest(mesh, plan) != message.digest:
+        raise StateError(
+            f"query {message.query}: the plan derived here differs from the one that was published; the mesh file's streams or "
+            "this version of joinmesh changed since: use a new mesh name, or go back to what was there"
+        )
+    return plan
+
+
+def plan_digest(mesh: Mesh, plan: Plan) -> str:
+    import hashlib
+
+    text = describe(plan, mesh.name) + repr([(n, s.fields, s.lateness_ms) for n, s in sorted(mesh.streams.items())])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_plans(mesh: Mesh) -> dict[str, PlanPublished]:
+    """The newest plan of each query that the control topic holds now."""
+    consumer = Consumer(
+        client_config(mesh, group_id=f"{mesh.name}.control-reader", enable_auto_commit=False, enable_partition_eof=True)
+    )
+    consumer.assign([TopicPartition(topics.control(mesh.name), 0, 0)])
+    plans: dict[str, PlanPublished] = {}
+    deadline = time.monotonic() + 30
+    try:
+        while time.monotonic() < deadline:
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            if (error := message.error()) is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    return plans
+                continue
+            value = message.value()
+            if value is not None:
+                plan = decode_control(value)
+                if plan.query not in plans or plans[plan.query].epoch <= plan.epoch:
+                    plans[plan.query] = plan
+        return plans
+    finally:
+        consumer.close()
+
+
+def wait_for_plans(mesh: Mesh, queries: Iterable[str]) -> dict[str, tuple[PlanPublished, Plan]]:
+    """Plans of these queries, waiting for the controller to publish them."""
+    wanted = list(queries)
+    told = 0.0
+    while True:
+        plans = read_plans(mesh)
+        if all(query in plans for query in wanted):
+            return {query: (plans[query], derive_plan(mesh, plans[query])) for query in wanted}
+        if time.monotonic() - told > 10:
+            told = time.monotonic()
+            log.info("waiting for the controller to publish a plan for %s", ", ".join(q for q in wanted if q not in plans))
+        time.sleep(0.2)

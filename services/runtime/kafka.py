@@ -1,0 +1,186 @@
+"""What every service and command asks of Kafka beside reading and writing: client settings, topics, offsets.
+
+Invariant: a topic that joinmesh accepts would lose nothing it needs: as many partitions as asked for, records kept at least as long,
+the same cleanup policy. Anything else is a `TopicError` that says what was found, what is needed and what to do.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ClusterMetadata,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+)
+
+from schemas.errors import MachineError, TopicError
+from schemas.mesh import Mesh, Stream
+from schemas.topics import Topic
+
+REACH_TIMEOUT_S = 8.0
+_AT_LEAST = ("retention.ms", "message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "max.message.bytes")
+_PASSING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE)
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A topic as the broker has it."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str]
+
+
+def client_config(mesh: Mesh, **settings: str | int | float | bool) -> dict[str, Any]:
+    """The mesh file's `kafka:` settings, with more of librdkafka's; `_` in a keyword stands for its `.` (but log_level is so spelt)."""
+    return {**mesh.kafka, **{key if key == "log_level" else key.replace("_", "."): value for key, value in settings.items()}}
+
+
+def admin(mesh: Mesh) -> AdminClient:
+    """An admin client that keeps quiet: what goes wrong is raised, not printed."""
+    return AdminClient({"log_level": 0, "logger": _quiet(), **client_config(mesh)})
+
+
+def reach(mesh: Mesh, client: AdminClient | None = None) -> ClusterMetadata:
+    """The cluster's metadata, or a `MachineError` with the address after eight seconds."""
+    try:
+        return (client or admin(mesh)).list_topics(timeout=REACH_TIMEOUT_S)
+    except KafkaException as error:
+        raise MachineError(
+            f"no Kafka broker answers at {mesh.bootstrap} within {REACH_TIMEOUT_S:.0f} s ({_said(error)}); "
+            f"start one (joinmesh broker up) or correct kafka.bootstrap in {mesh.file}"
+        ) from None
+
+
+def ensure_topics(mesh: Mesh, topics: Iterable[Topic], progress: Progress) -> list[str]:
+    """Create the topics that are missing, check the others; gives the names of the created ones."""
+    client, wanted = admin(mesh), list(topics)
+    found = describe_topics(mesh, [topic.name for topic in wanted], client)
+    wrong = [problem for topic in wanted if topic.name in found for problem in problems(topic, found[topic.name], mesh.bootstrap)]
+    if wrong:
+        raise TopicError("; ".join(wrong))
+    missing = [topic for topic in wanted if topic.name not in found]
+    if missing:
+        progress(f"creating {len(missing)} topics: {', '.join(topic.name for topic in missing)}")
+        _create(client, missing)
+        topic_offsets(mesh, {topic.name: topic.partitions for topic in missing})  # waits until every partition has a leader that answers
+    return [topic.name for topic in missing]
+
+
+def _create(client: AdminClient, topics: list[Topic]) -> None:
+    # -1: the cluster's own default replication, which one local broker and a real cluster both have right.
+    new = [NewTopic(t.name, num_partitions=t.partitions, replication_factor=-1, config=dict(t.config)) for t in topics]
+    for name, future in client.create_topics(new, operation_timeout=30).items():
+        try:
+            future.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another `up` was faster: fine
+                raise TopicError(f"topic {name} could not be created: {_said(error)}") from None
+
+
+def describe_topics(mesh: Mesh, names: Iterable[str], client: AdminClient | None = None) -> dict[str, Found]:
+    """The topics of these names that exist, with their settings."""
+    client = client or admin(mesh)
+    there = reach(mesh, client).topics
+    present = [name for name in names if name in there and there[name].error is None]
+    if not present:
+        return {}
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in present]
+    found: dict[str, Found] = {}
+    for resource, future in client.describe_configs(resources, request_timeout=30).items():
+        try:
+            config = {key: str(entry.value) for key, entry in future.result().items()}
+        except KafkaException as error:
+            raise TopicError(f"the settings of topic {resource.name} could not be read: {_said(error)}") from None
+        found[resource.name] = Found(resource.name, len(there[resource.name].partitions), config)
+    return found
+
+
+def problems(needed: Topic, found: Found, bootstrap: str) -> list[str]:
+    """What keeps an existing topic from being used, one sentence each; empty when it fits."""
+    texts = []
+    if found.partitions != needed.partitions:
+        texts.append(
+            f"topic {needed.name} has {found.partitions} partitions, {needed.partitions} needed: set `partitions: {found.partitions}` in the "
+            f"mesh file, use another mesh name, or delete it (kafka-topics.sh --bootstrap-server {bootstrap} --delete --topic {needed.name})"
+        )
+    for key, value in needed.config.items():
+        has = found.config.get(key, "unset")
+        if not _fits(key, has, value):
+            texts.append(
+                f"topic {needed.name} has {key}={has}, {value}{' or more' if key in _AT_LEAST and value != '-1' else ''} needed: run kafka-configs.sh "
+                f"--bootstrap-server {bootstrap} --alter --entity-type topics --entity-name {needed.name} --add-config {key}={value}"
+            )
+    return texts
+
+
+def _fits(key: str, has: str, needed: str) -> bool:
+    """
+    >>> _fits("retention.ms", "-1", "5000"), _fits("retention.ms", "4999", "5000"), _fits("retention.ms", "9", "-1")
+    (True, False, False)
+    >>> _fits("cleanup.policy", "compact", "delete")
+    False
+    """
+    if key not in _AT_LEAST or not has.lstrip("-").isdigit():
+        return has == needed
+    return int(has) == -1 or (int(needed) != -1 and int(has) >= int(needed))
+
+
+def source_partitions(mesh: Mesh, streams: Iterable[Stream] | None = None) -> dict[str, int]:
+    """Stream -> number of partitions of its topic; a topic that is not there is an error, because its producers own it."""
+    there = reach(mesh).topics
+    counts: dict[str, int] = {}
+    for stream in streams if streams is not None else mesh.streams.values():
+        metadata = there.get(stream.topic)
+        if metadata is None or metadata.error is not None or not metadata.partitions:
+            raise TopicError(
+                f"source topic {stream.topic} of stream {stream.name} is not on {mesh.bootstrap}; joinmesh does not create source topics: "
+                f"let its producer do so, or write sample events with `joinmesh generate -f {mesh.file} --create {mesh.partitions}`"
+            )
+        counts[stream.name] = len(metadata.partitions)
+    return counts
+
+
+def topic_offsets(mesh: Mesh, partitions: Mapping[str, int]) -> dict[str, list[tuple[int, int]]]:
+    """Topic -> (first, next) offset of each partition."""
+    places = [TopicPartition(topic, p) for topic, count in partitions.items() for p in range(count)]
+    if not places:
+        return {}
+    client, spec = admin(mesh), cast(Any, OffsetSpec)
+    low = _list_offsets(mesh, client, {place: spec.earliest() for place in places})
+    high = _list_offsets(mesh, client, {place: spec.latest() for place in places})
+    return {t: [(low[t, p], high[t, p]) for p in range(count)] for t, count in partitions.items()}
+
+
+def _list_offsets(mesh: Mesh, client: AdminClient, wanted: dict[TopicPartition, Any], patience_s: float = 15) -> dict[tuple[str, int], int]:
+    """Asks again while a new topic's leaders are still being told of it."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            answers = {place: future.result() for place, future in client.list_offsets(wanted, request_timeout=10).items()}
+            return {(place.topic, place.partition): int(answer.offset) for place, answer in answers.items()}
+        except KafkaException as error:
+            passing = isinstance(error.args[0], KafkaError) and error.args[0].code() in _PASSING
+            if not passing or time.monotonic() > deadline:
+                raise MachineError(f"offsets could not be read from {mesh.bootstrap}: {_said(error)}") from None
+        time.sleep(0.05)
+
+
+def _said(error: KafkaException) -> str:
+    cause = error.args[0] if error.args else error
+    return str(cause.str()) if isinstance(cause, KafkaError) else str(cause)
+
+
+def _quiet() -> Any:
+    import logging
+
+    logger = logging.getLogger("joinmesh.kafka.admin")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+    return logger

@@ -1,0 +1,69 @@
+"""From a mesh to what its queries need: parsed queries, plans, topics and the names of its services.
+
+Invariant: every command and service derives these from the mesh file alone, so they agree without talking to each other.
+"""
+
+from dataclasses import dataclass
+
+from schemas.mesh import Mesh
+from schemas.topics import Topic, mesh_topics
+from topology.plan import Plan
+from topology.query import Query
+
+
+@dataclass(frozen=True)
+class Service:
+    """One process of the mesh. `name` is what its log, its reports and messages about it are called."""
+
+    name: str  # controller, ingest, <query>.j1, <query>.sink
+    module: str
+    query: str | None = None
+    node: str | None = None
+
+
+def parse_queries(mesh: Mesh) -> dict[str, Query]:
+    from topology.cql import parse_query  # sqlglot takes a while to import
+
+    return {name: parse_query(name, text, mesh.streams) for name, text in mesh.queries.items()}
+
+
+def keep_ms(mesh: Mesh, queries: dict[str, Query]) -> int:
+    """How long an internal topic must keep what state may have to be rebuilt from: longest window + lateness."""
+    windows = [source.window_ms for query in queries.values() for source in query.sources]
+    used = {source.stream for query in queries.values() for source in query.sources}
+    return max(windows, default=0) + max((mesh.streams[name].lateness_ms for name in used), default=0)
+
+
+def topics_of(mesh: Mesh, queries: dict[str, Query]) -> list[Topic]:
+    nodes = {name: len(query.sources) - 1 for name, query in queries.items()}
+    return mesh_topics(mesh, nodes, keep_ms(mesh, queries))
+
+
+def services_of(queries: dict[str, Query]) -> list[Service]:
+    """Every process of the mesh, in the order they are started. n sources mean n-1 join nodes, whatever the plan."""
+    services = [Service("controller", "services.controller"), Service("ingest", "services.ingest")]
+    for name, query in queries.items():
+        for i in range(1, len(query.sources)):
+            services.append(Service(f"{name}.j{i}", "services.join_node", name, f"j{i}"))
+        services.append(Service(f"{name}.sink", "services.sink", name))
+    return services
+
+
+def streams_used(queries: dict[str, Query]) -> list[str]:
+    """The streams that some query reads, in order of first use."""
+    return list(dict.fromkeys(source.stream for query in queries.values() for source in query.sources))
+
+
+def plan_of(mesh: Mesh, query: Query) -> Plan:
+    """The plan that the mesh file pins, else the planner's default."""
+    from topology.plan import build_plan, parse_tree
+    from topology.planner import choose_tree
+
+    pinned = mesh.plans.get(query.name)
+    return build_plan(query, parse_tree(pinned, query) if pinned is not None else choose_tree(query))
+
+
+def explain(mesh: Mesh, query: Query) -> str:
+    from topology.plan import describe
+
+    return describe(plan_of(mesh, query), mesh.name)

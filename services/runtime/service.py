@@ -1,0 +1,61 @@
+"""What every service process shares: its arguments, its log, and how it ends.
+
+Invariant: a service that cannot ever work (wrong mesh file, wrong topic, state that does not fit) exits with code 78 and one clear last
+line, so that a supervisor does not restart it for nothing; anything else that goes wrong exits with 1 and may be tried again.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.errors import JoinmeshError, MachineError
+from schemas.mesh import Mesh, load_mesh
+
+EX_CONFIG = 78
+
+
+@dataclass(frozen=True)
+class Arguments:
+    mesh: Mesh
+    data: Path
+    query: str | None
+    node: str | None
+    instance: int
+
+    @property
+    def name(self) -> str:
+        """What reports call this process."""
+        role = ".".join(filter(None, [self.query, self.node]))
+        return f"{role}-{self.instance}" if role else str(self.instance)
+
+
+def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:
+    """Parse the command line, run the service, end the process."""
+    parser = argparse.ArgumentParser(prog=f"python -m services.{what}", description=f"the {what} service of a mesh")
+    parser.add_argument("-f", "--file", default="mesh.yaml", help="mesh file")
+    parser.add_argument("--data", default=".joinmesh", help="directory for state")
+    parser.add_argument("--query", help="the query this process works for")
+    parser.add_argument("--node", help="the join node this process is, such as j1")
+    parser.add_argument("--instance", type=int, default=0, help="number of this worker among several of the same service")
+    given = parser.parse_args()
+    logging.basicConfig(
+        level=os.environ.get("JOINMESH_LOG", "INFO"), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    for noisy in ("faust", "mode", "aiokafka", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        arguments = Arguments(load_mesh(given.file), Path(given.data), given.query, given.node, given.instance)
+        code = serve(arguments) or 0
+    except MachineError as error:
+        print(f"joinmesh {what}: {error}", file=sys.stderr, flush=True)
+        code = 1
+    except JoinmeshError as error:
+        print(f"joinmesh {what}: {error}", file=sys.stderr, flush=True)
+        code = EX_CONFIG
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # library threads must not keep a stopped service alive

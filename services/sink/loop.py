@@ -1,0 +1,191 @@
+"""The sink service of one query: the root's blocks in, result records out, in Kafka transactions.
+
+Invariant: a transaction holds the results of some blocks and the offsets behind them, with the last sequence seen per partition as the offset's metadata.
+So for a read_committed reader each result is there exactly once, whatever is killed when; a second sink with the same
+transactional id fences the first.
+"""
+
+import logging
+import signal
+import time
+from typing import Any
+
+import msgspec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from schemas import topics
+from schemas.block import decode_block
+from schemas.errors import BlockError, JoinmeshError, StateError
+from schemas.mesh import Mesh
+from services.runtime.control import wait_for_plans
+from services.runtime.kafka import client_config
+from services.runtime.producer import MAX_RECORD_BYTES
+from services.runtime.report import Durations, Reporter
+from services.runtime.service import Arguments
+from topology.results import ResultEncoder, SequenceFilter
+
+log = logging.getLogger("joinmesh.sink")
+TRANSACTION_S = 0.1  # a transaction is closed after this long …
+TRANSACTION_RESULTS = 50_000  # … or this many results
+LINGER_S = 0.01
+
+
+class Seen(msgspec.Struct):
+    sequence: int = -1
+
+
+def serve(arguments: Arguments) -> None:
+    if arguments.query is None:
+        raise JoinmeshError("the sink needs --query")
+    Sink(arguments.mesh, arguments.query, arguments.instance).run()
+
+
+class Sink:
+    def __init__(self, mesh: Mesh, query: str, instance: int) -> None:
+        self.mesh, self.query, self.stopping = mesh, query, False
+        ((_, plan),) = wait_for_plans(mesh, [query]).values()
+        self.encoder = ResultEncoder(plan)
+        self.source, self.results_topic = topics.query_out(mesh.name, query), topics.results(mesh.name, query)
+        self.filters: dict[int, SequenceFilter] = {}
+        self.next: dict[int, int] = {}
+        self.started: float | None = None
+        self.pending = 0
+        self.counts = dict.fromkeys(("blocks_in", "rows_in", "rows_out", "transactions", "dead"), 0)
+        self.latency = Durations(20_000)
+        self.producer = Producer(client_config(
+            mesh, transactional_id=f"{mesh.name}.{query}.sink-{instance}", linger_ms=5, message_max_bytes=MAX_RECORD_BYTES,
+            queue_buffering_max_messages=1_000_000, queue_buffering_max_kbytes=512 << 10, batch_num_messages=50_000,
+            batch_size=1 << 20, transaction_timeout_ms=60_000,
+        ))  # fmt: skip
+        self.plain = Producer(client_config(mesh))
+        self.reporter = Reporter(mesh, self.plain, "sink", f"{query}.sink-{instance}", query=query)
+        self.consumer = Consumer(client_config(
+            mesh, group_id=f"{mesh.name}.{query}.sink", group_instance_id=f"{mesh.name}.{query}.sink-{instance}",
+            enable_auto_commit=False, auto_offset_reset="error", session_timeout_ms=10_000, fetch_wait_max_ms=10,
+            isolation_level="read_uncommitted", fetch_message_max_bytes=4 << 20, queued_max_messages_kbytes=64 << 10,
+            queued_min_messages=1000,
+        ))  # fmt: skip
+
+    def run(self) -> None:
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._stop)
+        self.producer.init_transactions(60)
+        self.consumer.subscribe([self.source], on_assign=self._assigned, on_revoke=self._revoked)
+        log.info("writing %s", self.results_topic)
+        while not self.stopping:
+            for message in self.consumer.consume(50, LINGER_S):
+                error = message.error()
+                if error is not None:
+                    self._fetch_error(error)
+                    continue
+                self._take(message.partition(), message.offset(), message.value(), message.timestamp()[1])  # type: ignore[arg-type]
+                if self.pending >= TRANSACTION_RESULTS:
+                    self._close_transaction()
+            self.producer.poll(0)
+            if self.started is not None and time.monotonic() - self.started >= TRANSACTION_S:
+                self._close_transaction()
+            if self.reporter.is_due:
+                self._report()
+        self._close_transaction()
+        self._report()
+        self.plain.flush(10)
+        self.consumer.close()
+        log.info("stopped after %s results", f"{self.counts['rows_out']:,}")
+
+    def _stop(self, *_: Any) -> None:
+        self.stopping = True
+
+    def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        stored = consumer.committed(places, timeout=30)
+        for place in stored:
+            low, _ = consumer.get_watermark_offsets(TopicPartition(place.topic, place.partition), timeout=30)
+            start = place.offset if place.offset >= 0 else low
+            if start < low:
+                raise StateError(
+                    f"{place.topic} partition {place.partition}: next block to write is {start}, but the topic now begins at {low}; blocks were "
+                    "deleted before the sink read them. Keep them longer (retention.ms) and use a new mesh name to compute the results again"
+                )
+            seen = msgspec.json.decode(place.metadata, type=Seen) if place.offset >= 0 and place.metadata else Seen()
+            self.filters[place.partition] = SequenceFilter(seen.sequence)
+            self.next[place.partition] = start
+        consumer.assign([TopicPartition(p.topic, p.partition, self.next[p.partition]) for p in stored])
+
+    def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._close_transaction()
+        for place in places:
+            self.filters.pop(place.partition, None)
+            self.next.pop(place.partition, None)
+
+    def _fetch_error(self, error: KafkaError) -> None:
+        if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+            raise StateError(f"{self.source} no longer holds the next block to write: {error.str()}")
+        if error.fatal():
+            raise KafkaException(error)
+        log.warning("fetching: %s", error.str())
+
+    def _take(self, partition: int, offset: int, data: bytes, made_ms: int) -> None:
+        if self.started is None:
+            self.producer.begin_transaction()
+            self.started = time.monotonic()
+        self.next[partition] = offset + 1
+        self.counts["blocks_in"] += 1
+        try:
+            block = decode_block(data)
+        except BlockError as error:
+            self.counts["dead"] += 1
+            log.error("block at %s:%s:%s set aside: %s", self.source, partition, offset, error)
+            return
+        if block.rows is None or not self.filters[partition].is_new(block):
+            return
+        made = self.encoder.encode(block.rows)
+        self.counts["rows_in"] += len(made)
+        messages = [
+            {"key": k, "value": v, "timestamp": t} for k, v, t in zip(made.keys, made.values, made.times, strict=True)
+        ]
+        self._produce(messages, partition)
+        self.pending += len(made)
+        self.latency.add(time.time() * 1000 - made_ms)
+
+    def _produce(self, messages: list[dict[str, Any]], partition: int) -> None:
+        while messages:
+            try:
+                done = self.producer.produce_batch(self.results_topic, messages, partition=partition)
+            except BufferError:
+                done = 0
+            if done == len(messages):
+                return
+            failed = [m for m in messages if "_error" in m]
+            hard = [m["_error"] for m in failed if m["_error"].code() != KafkaError._QUEUE_FULL]
+            if hard:
+                raise KafkaException(hard[0])
+            messages = failed or messages[done:]
+            for message in messages:
+                message.pop("_error", None)
+            self.producer.poll(0.05)
+
+    def _close_transaction(self) -> None:
+        if self.started is None:
+            return
+        offsets = [
+            TopicPartition(self.source, p, next, msgspec.json.encode(Seen(self.filters[p].last)).decode())
+            for p, next in self.next.items()
+        ]
+        self.producer.send_offsets_to_transaction(offsets, self.consumer.consumer_group_metadata(), 30)
+        self.producer.commit_transaction(60)
+        self.counts["rows_out"] += self.pending
+        self.counts["transactions"] += 1
+        self.started, self.pending = None, 0
+
+    def _report(self) -> None:
+        lag = 0
+        for partition, next in self.next.items():
+            try:
+                _, high = self.consumer.get_watermark_offsets(TopicPartition(self.source, partition), cached=True)
+            except KafkaException:
+                continue
+            lag += max(0, high - next)
+        self.reporter.send(
+            **self.counts, events_in=self.counts["blocks_in"], lag=lag, step_ms_p50=self.latency.percentile(0.5),
+            step_ms_p99=self.latency.percentile(0.99),
+        )  # fmt: skip
+        self.plain.poll(0)

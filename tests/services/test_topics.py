@@ -1,0 +1,69 @@
+"""Topics: the missing ones are created right, and one that would lose data is refused with what was found, needed and to do."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from schemas import topics
+from schemas.errors import MachineError, TopicError
+from schemas.mesh import Mesh
+from services.runtime.kafka import describe_topics, ensure_topics, source_partitions, topic_offsets
+from services.runtime.queries import keep_ms, parse_queries, services_of, topics_of
+
+CreateTopics = Callable[..., None]
+
+
+def test_creates_what_is_missing_once(shop: Mesh) -> None:
+    wanted = topics_of(shop, parse_queries(shop))
+    said: list[str] = []
+    assert ensure_topics(shop, wanted, said.append) == [topic.name for topic in wanted]
+    assert said[0].startswith(f"creating {len(wanted)} topics: ")
+    assert ensure_topics(shop, wanted, said.append) == []
+    found = describe_topics(shop, [topic.name for topic in wanted])
+    node_in = found[topics.node_in(shop.name, "paid_orders", "j2")]
+    assert node_in.partitions == 4
+    assert int(node_in.config["retention.ms"]) == 60_000 + 3_000 + topics.MARGIN_MS
+    assert found[topics.results(shop.name, "paid_orders")].config["retention.ms"] == "-1"
+    assert topic_offsets(shop, {node_in.name: 4}) == {node_in.name: [(0, 0)] * 4}
+
+
+@pytest.mark.parametrize(
+    ("partitions", "config", "says"),
+    [
+        (3, {"retention.ms": "-1"}, r"topic (\S+) has 3 partitions, 4 needed: set `partitions: 3` .*kafka-topics.sh .* --delete --topic"),
+        (4, {"retention.ms": "1000"}, r"topic (\S+) has retention.ms=1000, \d+ or more needed: run kafka-configs.sh .* --add-config retention.ms=\d+"),
+        (4, {"cleanup.policy": "compact", "retention.ms": "-1"}, r"topic (\S+) has cleanup.policy=compact, delete needed: run kafka-configs.sh"),
+    ],
+)
+def test_refuses_a_topic_that_would_lose_data(shop: Mesh, create_topics: CreateTopics, partitions: int, config: dict[str, str], says: str) -> None:
+    name = topics.query_out(shop.name, "paid_orders")
+    create_topics(name, partitions=partitions, config=config)
+    with pytest.raises(TopicError, match=says) as caught:
+        ensure_topics(shop, topics_of(shop, parse_queries(shop)), lambda _: None)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_longer_retention_is_welcome(shop: Mesh, create_topics: CreateTopics) -> None:
+    create_topics(topics.query_out(shop.name, "paid_orders"), config={"retention.ms": str(10**12)})
+    ensure_topics(shop, topics_of(shop, parse_queries(shop)), lambda _: None)
+
+
+def test_source_topics_belong_to_their_producers(shop: Mesh, create_topics: CreateTopics) -> None:
+    create_topics(shop.streams["orders"].topic, partitions=2)
+    assert source_partitions(shop, [shop.streams["orders"]]) == {"orders": 2}
+    with pytest.raises(TopicError, match=r"source topic \S+-payments of stream payments is not on .*joinmesh does not create source topics.*joinmesh generate"):
+        source_partitions(shop)
+
+
+def test_a_broker_that_does_not_answer_is_named(shop: Mesh) -> None:
+    nowhere = replace(shop, kafka={"bootstrap.servers": "127.0.0.1:1"})
+    with pytest.raises(MachineError, match=r"no Kafka broker answers at 127.0.0.1:1 within 8 s .*joinmesh broker up"):
+        source_partitions(nowhere)
+
+
+def test_services_and_retention_follow_from_the_queries(shop: Mesh) -> None:
+    queries = parse_queries(shop)
+    assert keep_ms(shop, queries) == 63_000
+    assert [service.name for service in services_of(queries)] == ["controller", "ingest", "paid_orders.j1", "paid_orders.j2", "paid_orders.sink"]

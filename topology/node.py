@@ -1,0 +1,320 @@
+"""A join node's partition as a state machine: `step(message) -> Effects`, the same for the same state and message.
+
+Per step: drop what was seen before, probe the other side's state with the new rows, insert them into their own side's, then
+apply the sender's watermark and purge. A pair is made by whichever of its rows is processed later, so exactly once.
+
+Invariants
+- Effects carry their order: segments and memo are durable before a send leaves, and a send leaves before it is trimmed.
+- A block of ingest is deduplicated by source offset, one of a node by its sequence. A node's sequence is
+  (offset in the input topic << 20 | count), so a node rebuilt from its input topic repeats the same sequences.
+- Output watermark = min of the two sides' watermarks: a later output contains at least one later row.
+- A block cut into several keeps the old watermark in all but the last.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header
+from schemas.errors import StateError
+from topology.expression import compile_expression
+from topology.hashing import hash_key, is_exact
+from topology.plan import Input, Plan
+from topology.state import MemoryStore, Run, Segment, SegmentStore, WindowState, matches
+from topology.window import HASH, OFFSET_BITS, OFFSET_MASK, I64, part_id, part_time
+
+SEQUENCE_BITS = 20
+WATERMARKS_PER_WINDOW = 12  # how often a target that gets no rows is told the time
+
+
+class Memo(msgspec.Struct):
+    """What a node partition must remember beside its segments. Written with every step."""
+
+    epoch: int = 0
+    offsets: dict[str, int] = msgspec.field(default_factory=dict)  # next offset of each topic kind (in, control, …)
+    seen_offsets: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)  # alias -> source partition -> next
+    seen_sequences: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)  # node -> partition -> last
+    times: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)  # sender -> its partition -> watermark
+    senders: dict[str, int] = msgspec.field(default_factory=dict)  # sender -> how many partitions it has
+    watermarks: list[int] = msgspec.field(default_factory=lambda: [NO_WATERMARK, NO_WATERMARK])
+    told: dict[int, int] = msgspec.field(default_factory=dict)  # target partition -> watermark it was sent
+    sequence: int = 0
+    rows_in: list[int] = msgspec.field(default_factory=lambda: [0, 0])
+    rows_out: int = 0
+    rows_repeated: int = 0
+    rows_purged: int = 0
+    blocks_in: int = 0
+
+
+@dataclass(frozen=True)
+class Send:
+    target: str  # node id, or "out"
+    partition: int
+    block: Block
+
+
+@dataclass
+class Effects:
+    """What a step wants done, in this order: store `puts` and `drops` and the memo, then `sends`."""
+
+    puts: list[tuple[int, Segment, Run]] = field(default_factory=list)  # (side, segment, rows)
+    drops: list[tuple[int, int]] = field(default_factory=list)  # (side, segment id)
+    sends: list[Send] = field(default_factory=list)
+
+
+class _Recorder:
+    """A segment store that writes down what changes, so that a step's changes are one batch."""
+
+    def __init__(self, store: SegmentStore, side: int) -> None:
+        self.store, self.side = store, side
+        self.puts: dict[int, tuple[Segment, Run]] = {}
+        self.drops: list[int] = []
+
+    def get(self, id: int) -> Run:
+        return self.store.get(id)
+
+    def put(self, segment: Segment, run: Run) -> None:
+        self.puts[segment.id] = (segment, run)
+        self.store.put(segment, run)
+
+    def drop(self, id: int) -> None:
+        if id in self.puts:
+            del self.puts[id]  # made and merged within one step: it never needs to be written
+        else:
+            self.drops.append(id)
+        self.store.drop(id)
+
+    def collect(self, effects: Effects) -> None:
+        effects.puts.extend((self.side, segment, run) for segment, run in self.puts.values())
+        effects.drops.extend((self.side, id) for id in self.drops)
+        self.puts, self.drops = {}, []
+
+
+class JoinNode:
+    """One partition of one join node."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        node: str,
+        partition: int,
+        partitions: int,
+        *,
+        epoch: int = 1,
+        incarnation: int = 1,
+        stores: tuple[SegmentStore, SegmentStore] | None = None,
+        memo: Memo | None = None,
+    ) -> None:
+        self.plan, self.node = plan, plan.node(node)
+        self.partition, self.partitions, self.incarnation = partition, partitions, incarnation
+        self.memo = memo if memo is not None else Memo()
+        self.memo.epoch = epoch
+        windows = {source.alias: source.window_ms for source in plan.query.sources}
+        self.windows = tuple({a: windows[a] for a in side.aliases} for side in self.node.inputs)
+        self._recorders = tuple(_Recorder(s, i) for i, s in enumerate(stores or (MemoryStore(), MemoryStore())))
+        self.states = tuple(WindowState(w, r) for w, r in zip(self.windows, self._recorders, strict=True))
+        self.watermark_step = max(1, min(windows.values()) // WATERMARKS_PER_WINDOW)
+        self._residual = [compile_expression(e) for e in self.node.residuals]
+        self._carried = tuple(_carried(side, self.node.columns) for side in self.node.inputs)
+        self._target: Input | None = None
+        if self.node.target != "out":
+            self._target = plan.node(self.node.target).inputs[self.node.target_side]
+
+    def restore(self, segments: tuple[list[Segment], list[Segment]]) -> None:
+        for state, found in zip(self.states, segments, strict=True):
+            state.restore(found)
+
+    def step(self, offset: int, block: Block) -> Effects:
+        """Take the block at `offset` of the input topic."""
+        header, memo = block.header, self.memo
+        side, effects = header.side, Effects()
+        memo.offsets["in"] = offset + 1
+        memo.blocks_in += 1
+        memo.sequence = (offset + 1) << SEQUENCE_BITS
+        rows = self._unseen(header, block.rows)
+        if rows is None:
+            return effects
+        output = None
+        if len(rows):
+            memo.rows_in[side] += len(rows)
+            run = Run.of(rows, self.windows[side])
+            output = self._join(side, run)
+            self._insert(side, run)
+        before = self.watermark
+        self._advance(header, side)
+        for one in (0, 1):
+            memo.rows_purged += self.states[one].purge(memo.watermarks[1 - one])
+        self._emit(output, before, effects)
+        for recorder in self._recorders:
+            recorder.collect(effects)
+        return effects
+
+    @property
+    def watermark(self) -> int:
+        """No later output starts before this."""
+        return min(self.memo.watermarks)
+
+    def _unseen(self, header: Header, rows: pl.DataFrame | None) -> pl.DataFrame | None:
+        """The rows not seen before; None if the whole block is a repeat."""
+        memo = self.memo
+        if not header.positions:
+            last = memo.seen_sequences.setdefault(header.sender, {})
+            if header.sequence <= last.get(header.sender_partition, -1):
+                memo.rows_repeated += 0 if rows is None else len(rows)
+                return None
+            last[header.sender_partition] = header.sequence
+            return rows if rows is not None else pl.DataFrame()
+        seen = memo.seen_offsets.setdefault(header.sender, {})
+        if rows is None:
+            rows = pl.DataFrame()
+        for position in header.positions:
+            known = seen.get(position.partition)
+            if known is not None:
+                if position.first > known:
+                    raise StateError(
+                        f"{self.plan.query.name}.{self.node.id} partition {self.partition}: rows of {header.sender} partition "
+                        f"{position.partition}, offsets {known} to {position.first - 1}, never arrived; stop the mesh, delete "
+                        "this node's state directory and start again: it is rebuilt from the input topic"
+                    )
+                if position.first < known and len(rows):
+                    ids = rows[part_id(header.sender)].to_numpy()
+                    new = (ids >> OFFSET_BITS != position.partition) | ((ids & OFFSET_MASK) >= known)
+                    if not new.all():
+                        memo.rows_repeated += len(rows) - int(new.sum())
+                        rows = rows.filter(pl.Series(new))
+            seen[position.partition] = max(known or 0, position.next)
+        return rows
+
+    def _join(self, side: int, probe: Run) -> pl.DataFrame | None:
+        """Every composite of `probe` with the other side's state, key equality and residuals verified."""
+        other = self.states[1 - side]
+        probed: list[I64] = []
+        stored: list[pl.DataFrame] = []
+        for run in other.reachable(int(probe.starts.min()), int(probe.ends.max())):
+            for i, j in matches(probe, run):
+                probed.append(i)
+                stored.append(run.rows[j])
+        if not probed:
+            return None
+        left = probe.rows[np.concatenate(probed)]
+        right = pl.concat(stored)
+        if side == 1:
+            left, right = right, left
+        pairs = pl.concat([left.drop(HASH), right.drop(HASH)], how="horizontal")
+        keys = [(str(a), str(b)) for a, b in zip(self.node.left.key, self.node.right.key, strict=True)]
+        conditions = list(self._residual)
+        if not is_exact([pairs[a] for a, _ in keys]):
+            conditions += [pl.col(a) == pl.col(b) for a, b in keys]
+        if conditions:
+            pairs = pairs.filter(conditions)
+        return pairs.select([*self._carried[0], *self._carried[1]]) if len(pairs) else None
+
+    def _insert(self, side: int, run: Run) -> None:
+        horizon = self.memo.watermarks[1 - side]
+        if int(run.ends.min()) < horizon:  # no later row of the other side can meet these
+            run = run.take(np.flatnonzero(run.ends >= horizon))
+        self.states[side].insert(run)
+
+    def _advance(self, header: Header, side: int) -> None:
+        memo = self.memo
+        times = memo.times.setdefault(header.sender, {})
+        reached = (
+            [(p.partition, p.watermark) for p in header.positions]
+            if header.positions
+            else [(header.sender_partition, header.watermark)]
+        )
+        for partition, time in reached:
+            times[partition] = max(times.get(partition, NO_WATERMARK), time)
+        memo.senders[header.sender] = header.sender_partitions
+        if len(times) >= header.sender_partitions:
+            memo.watermarks[side] = max(memo.watermarks[side], min(times.values()))
+
+    def _emit(self, output: pl.DataFrame | None, before: int, effects: Effects) -> None:
+        now = self.watermark
+        if output is None and now == before:
+            return
+        told = self.memo.told
+        for partition, rows in self._partitioned(output).items():
+            if self.node.target != "out":
+                told[partition] = now
+            pieces = cut(rows)
+            for k, piece in enumerate(pieces):
+                effects.sends.append(self._send(partition, "rows", now if k == len(pieces) - 1 else before, piece))
+            self.memo.rows_out += len(rows)
+        if self.node.target == "out":
+            return
+        for partition in range(self.partitions):
+            if now - told.get(partition, NO_WATERMARK) >= self.watermark_step:
+                told[partition] = now
+                effects.sends.append(self._send(partition, "watermark", now, None))
+
+    def _partitioned(self, output: pl.DataFrame | None) -> dict[int, pl.DataFrame]:
+        if output is None:
+            return {}
+        if self._target is None:
+            return {self.partition: output}
+        hashes = hash_key([output[str(column)] for column in self._target.key])
+        return partition_rows(output.with_columns(pl.Series(HASH, hashes)), self.partitions)
+
+    def _send(self, partition: int, kind: str, watermark: int, rows: pl.DataFrame | None) -> Send:
+        self.memo.sequence += 1
+        header = Header(
+            kind="rows" if kind == "rows" else "watermark",
+            sender=self.node.id,
+            sender_partition=self.partition,
+            sender_partitions=self.partitions,
+            incarnation=self.incarnation,
+            sequence=self.memo.sequence,
+            epoch=self.memo.epoch,
+            side=self.node.target_side,
+            watermark=watermark,
+        )
+        return Send(self.node.target, partition, Block(header, rows))
+
+
+def _carried(side: Input, wanted: tuple[object, ...]) -> list[str]:
+    """The columns of one input that its node's output keeps."""
+    parts = [name(alias) for alias in side.aliases for name in (part_id, part_time)]
+    return parts + [str(column) for column in side.columns if column in wanted]
+
+
+def partition_rows(rows: pl.DataFrame, partitions: int) -> dict[int, pl.DataFrame]:
+    """Rows by the partition their hash belongs to."""
+    if partitions == 1:
+        return {0: rows}
+    where = (rows[HASH].to_numpy() % np.uint64(partitions)).astype(np.int64)
+    order = np.argsort(where, kind="stable")
+    bounds = np.searchsorted(where[order], np.arange(partitions + 1))
+    rows = rows[order]
+    return {p: rows[int(a) : int(b)] for p, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)) if b > a}
+
+
+def cut(rows: pl.DataFrame, limit: int = MAX_BLOCK_BYTES) -> list[pl.DataFrame]:
+    """Pieces of at most about `limit` bytes; in a fixed order of rows, so that a repeat is cut the same way."""
+    size = int(rows.estimated_size())
+    if size <= limit or len(rows) == 1:
+        return [rows]
+    rows = rows.sort([c for c in rows.columns if c.startswith("#") and c != HASH])
+    count = max(1, len(rows) * limit // size)
+    return [rows[k : k + count] for k in range(0, len(rows), count)]
+
+
+def describe_state(node: JoinNode) -> list[dict[str, Any]]:
+    """What each side holds, for reports."""
+    held = []
+    for side, state, given in zip(node.node.inputs, node.states, node.windows, strict=True):
+        segments = list(state.segments())
+        held.append({
+            "side": "left" if side is node.node.left else "right",
+            "name": side.name,
+            "rows": sum(s.rows for s in segments),
+            "bytes": sum(s.bytes for s in segments),
+            "segments": len(segments),
+            "oldest_ms": min((s.min_start for s in segments), default=None),
+            "newest_ms": max((s.max_start for s in segments), default=None),
+            "window_ms": min(given.values()),
+        })  # fmt: skip
+    return held

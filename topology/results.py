@@ -1,0 +1,67 @@
+"""What leaves the mesh: rows of the root join into result records.
+
+Invariant: a record's key is the ids of its parts in FROM order, its value the flat JSON of the selected columns, its timestamp the start
+of its validity. A repeat of the root's block is dropped by its sequence, so each result is made once.
+"""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from schemas.block import Block
+from topology.expression import compile_expression
+from topology.plan import Plan
+from topology.window import OFFSET_BITS, OFFSET_MASK, part_id, part_time
+
+
+@dataclass(frozen=True)
+class Results:
+    keys: list[str]
+    values: list[str]
+    times: list[int]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class ResultEncoder:
+    """Turns the root's rows into records, a block at a time."""
+
+    def __init__(self, plan: Plan) -> None:
+        query = plan.query
+        ids: list[pl.Expr] = []
+        for source in query.sources:
+            id = pl.col(part_id(source.alias))
+            lead = "" if not ids else "|"
+            ids += [
+                pl.lit(f"{lead}{source.stream}:"),
+                (id.cast(pl.UInt64) // (1 << OFFSET_BITS)).cast(pl.String),
+                pl.lit(":"),
+                (id & OFFSET_MASK).cast(pl.String),
+            ]
+        self._key = pl.concat_str(ids)
+        self._time = pl.max_horizontal([part_time(alias) for alias in query.aliases])
+        self._outputs = [compile_expression(o.expression).alias(o.name) for o in query.outputs]
+
+    def encode(self, rows: pl.DataFrame) -> Results:
+        meta = rows.select(self._key.alias("key"), self._time.alias("time"))
+        if self._outputs:
+            # A literal alone has one row; stretch it to the block's height.
+            chosen = rows.with_columns(self._outputs).select([o.meta.output_name() for o in self._outputs])
+            values = chosen.write_ndjson().split("\n")[: len(rows)]
+        else:
+            values = ["{}"] * len(rows)
+        return Results(meta["key"].to_list(), values, meta["time"].to_list())
+
+
+class SequenceFilter:
+    """Lets each block of the root through once. `last` is what must survive a restart."""
+
+    def __init__(self, last: int = -1) -> None:
+        self.last = last
+
+    def is_new(self, block: Block) -> bool:
+        if block.header.sequence <= self.last:
+            return False
+        self.last = block.header.sequence
+        return True

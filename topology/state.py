@@ -1,0 +1,207 @@
+"""One side's state: the rows that a later row of the other side may still meet.
+
+Rows live in immutable *segments*, sorted by key hash, grouped by time *slice* (the slice of a row is its validity's
+end on a fixed grid). Insert appends a segment and merges small neighbours of its slice; probe looks only into segments whose validity can
+meet the probe's; purge drops whole segments.
+
+Invariant: after `purge(horizon)` every row whose end >= horizon is still there, exactly once, and what is kept beyond
+that ends less than one slice before the horizon. Cost of a step does not grow with rows that are out of reach.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import polars as pl
+
+from topology.hashing import U64
+from topology.window import HASH, I64, validity
+
+SLICES_PER_WINDOW = 6
+PAIRS_AT_ONCE = 1 << 20  # candidate pairs held in memory at a time, whatever the skew
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows sorted by hash, with the arrays that the kernels work on."""
+
+    rows: pl.DataFrame
+    hashes: U64
+    starts: I64
+    ends: I64
+
+    @staticmethod
+    def of(rows: pl.DataFrame, windows_ms: Mapping[str, int], *, presorted: bool = False) -> "Run":
+        hashes = rows[HASH].to_numpy()
+        if not presorted:
+            order = np.argsort(hashes, kind="stable")
+            rows, hashes = rows[order], hashes[order]
+        starts, ends = validity(rows, windows_ms)
+        return Run(rows, hashes, starts, ends)
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def take(self, index: I64) -> "Run":
+        return Run(self.rows[index], self.hashes[index], self.starts[index], self.ends[index])
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What is known of a stored run without loading it."""
+
+    id: int
+    slice: int
+    rows: int
+    bytes: int
+    min_start: int
+    max_end: int
+    max_start: int
+
+
+class SegmentStore(Protocol):
+    """Where runs are kept. A run that was put stays readable until it is dropped, across restarts."""
+
+    def get(self, id: int) -> Run: ...
+    def put(self, segment: Segment, run: Run) -> None: ...
+    def drop(self, id: int) -> None: ...
+
+
+class MemoryStore:
+    """A store for tests and simulations."""
+
+    def __init__(self) -> None:
+        self.runs: dict[int, Run] = {}
+        self.segments: dict[int, Segment] = {}
+
+    def get(self, id: int) -> Run:
+        return self.runs[id]
+
+    def put(self, segment: Segment, run: Run) -> None:
+        self.runs[segment.id], self.segments[segment.id] = run, segment
+
+    def drop(self, id: int) -> None:
+        del self.runs[id], self.segments[id]
+
+
+@dataclass
+class WindowState:
+    windows_ms: Mapping[str, int]  # alias -> window, of the parts this side's rows hold
+    store: SegmentStore
+    next_id: int = 0
+    slices: dict[int, list[Segment]] = field(default_factory=dict)
+
+    @property
+    def slice_ms(self) -> int:
+        return max(1, min(self.windows_ms.values()) // SLICES_PER_WINDOW)
+
+    def restore(self, segments: list[Segment]) -> None:
+        """Take over what the store holds after a restart."""
+        for segment in sorted(segments, key=lambda s: s.id):
+            self.slices.setdefault(segment.slice, []).append(segment)
+            self.next_id = max(self.next_id, segment.id + 1)
+
+    def insert(self, run: Run) -> None:
+        """Add rows; a block rarely spans more than two slices."""
+        if len(run) == 0:
+            return
+        slice_of = run.ends // self.slice_ms
+        low, high = int(slice_of.min()), int(slice_of.max())
+        if low == high:
+            self._append(low, run)
+            return
+        for slice in np.unique(slice_of).tolist():
+            self._append(slice, run.take(np.flatnonzero(slice_of == slice)))
+
+    def _append(self, slice: int, run: Run) -> None:
+        # Size-tiered: merge with the neighbour before while it is at most twice as large, so a slice holds O(log n) segments
+        # and a row is rewritten O(log n) times.
+        segments = self.slices.setdefault(slice, [])
+        merged = [run]
+        rows = len(run)
+        while segments and segments[-1].rows <= 2 * rows:
+            last = segments.pop()
+            merged.append(self.store.get(last.id))
+            self.store.drop(last.id)
+            rows += last.rows
+        if len(merged) > 1:
+            run = _merge(merged)
+        segment = Segment(
+            id=self.next_id,
+            slice=slice,
+            rows=len(run),
+            bytes=int(run.rows.estimated_size()),
+            min_start=int(run.starts.min()),
+            max_end=int(run.ends.max()),
+            max_start=int(run.starts.max()),
+        )
+        self.next_id += 1
+        self.store.put(segment, run)
+        segments.append(segment)
+
+    def reachable(self, start: int, end: int) -> Iterator[Run]:
+        """Runs that may hold a row whose validity meets [start, end]."""
+        for segments in self.slices.values():
+            for segment in segments:
+                if segment.min_start <= end and segment.max_end >= start:
+                    yield self.store.get(segment.id)
+
+    def purge(self, horizon: int) -> int:
+        """Drop segments that no row starting at `horizon` or later can meet. Returns the rows dropped."""
+        dropped = 0
+        for slice in [s for s in self.slices if s * self.slice_ms < horizon]:
+            kept = []
+            for segment in self.slices[slice]:
+                if segment.max_end < horizon:
+                    self.store.drop(segment.id)
+                    dropped += segment.rows
+                else:
+                    kept.append(segment)
+            if kept:
+                self.slices[slice] = kept
+            else:
+                del self.slices[slice]
+        return dropped
+
+    def segments(self) -> Iterator[Segment]:
+        for segments in self.slices.values():
+            yield from segments
+
+
+def _merge(runs: list[Run]) -> Run:
+    rows = pl.concat([run.rows for run in runs], rechunk=True)
+    hashes = np.concatenate([run.hashes for run in runs])
+    order = np.argsort(hashes, kind="stable")  # timsort: the runs are sorted already, so this is a merge
+    starts = np.concatenate([run.starts for run in runs])
+    ends = np.concatenate([run.ends for run in runs])
+    return Run(rows[order], hashes[order], starts[order], ends[order])
+
+
+def matches(probe: Run, stored: Run) -> Iterator[tuple[I64, I64]]:
+    """Index pairs (row of probe, row of stored) of equal hash whose validities meet, in bounded pieces.
+
+    Both runs are sorted by hash, so the search walks forward through `stored`.
+    """
+    if len(stored) == 0 or len(probe) == 0:
+        return
+    low = np.searchsorted(stored.hashes, probe.hashes, "left")
+    hit = np.flatnonzero(stored.hashes[np.minimum(low, len(stored) - 1)] == probe.hashes)
+    if hit.size == 0:
+        return
+    low = low[hit]
+    counts = np.searchsorted(stored.hashes, probe.hashes[hit], "right") - low
+    totals = np.cumsum(counts)
+    begin = 0
+    while begin < hit.size:
+        base = int(totals[begin - 1]) if begin else 0
+        stop = max(begin + 1, int(np.searchsorted(totals, base + PAIRS_AT_ONCE, "right")))
+        c = counts[begin:stop]
+        i = np.repeat(hit[begin:stop], c)
+        first = np.cumsum(c) - c
+        j = np.arange(int(c.sum())) + np.repeat(low[begin:stop] - first, c)
+        meets = np.maximum(probe.starts[i], stored.starts[j]) <= np.minimum(probe.ends[i], stored.ends[j])
+        i, j = i[meets], j[meets]
+        if i.size:
+            yield i, j
+        begin = stop

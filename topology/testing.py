@@ -1,0 +1,107 @@
+"""TopologyDriver: a whole mesh in one process, every channel under the test's hand.
+
+Source records go in as bytes, results come out as the records a reader would see. Between them stand the real ingest, join nodes and
+result encoder, and every block crosses as bytes. The test chooses who runs next and how much it takes.
+
+Invariant: whatever the choices, once every channel is drained the results are those of the oracle.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.block import decode_block, encode_block
+from schemas.mesh import Stream
+from topology.ingest import Late, Read, Router, StreamReader
+from topology.node import JoinNode, Send
+from topology.plan import Plan
+from topology.results import ResultEncoder, SequenceFilter
+
+Choose = Callable[[int], int]  # choose(n) -> 0 … n-1
+
+
+@dataclass
+class Log:
+    """One partition of one topic."""
+
+    records: list[bytes] = field(default_factory=list)
+    read: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self.records) - self.read
+
+
+class TopologyDriver:
+    def __init__(
+        self, plan: Plan, streams: Mapping[str, Stream], *, partitions: int = 2, source_partitions: int = 2
+    ) -> None:
+        self.plan, self.partitions = plan, partitions
+        used = {source.stream for source in plan.query.sources}
+        self.readers = {name: StreamReader(streams[name], source_partitions) for name in used}
+        self.routers = [Router(plan, route, partitions, 1, 1) for route in plan.routes]
+        for router in self.routers:
+            for partition in range(source_partitions):
+                router.assign(partition, 0)
+        self.sources = {(name, p): Log() for name in used for p in range(source_partitions)}
+        self.inputs = {(node.id, p): Log() for node in plan.nodes for p in range(partitions)}
+        self.nodes = {key: JoinNode(plan, *key, partitions) for key in self.inputs}
+        self.out = {p: Log() for p in range(partitions)}
+        self.filters = {p: SequenceFilter() for p in range(partitions)}
+        self.encoder = ResultEncoder(plan)
+        self.results: list[tuple[str, dict[str, Any], int]] = []
+        self.late: list[tuple[str, Late]] = []
+        self.broken: list[tuple[str, int, int, str]] = []
+
+    def produce(self, stream: str, partition: int, value: bytes | Mapping[str, Any]) -> int:
+        """Append a record to a source topic; returns its offset."""
+        log = self.sources[stream, partition]
+        log.records.append(value if isinstance(value, bytes) else json.dumps(value).encode())
+        return len(log.records) - 1
+
+    def run(self, choose: Choose, most: int = 5) -> None:
+        """Drain every channel, letting `choose` pick who runs next and how many records it takes."""
+        while ready := self.ready():
+            actor = ready[choose(len(ready))]
+            self.advance(actor, 1 + choose(most))
+
+    def ready(self) -> list[tuple[str, Any]]:
+        found: list[tuple[str, Any]] = [("ingest", key) for key, log in self.sources.items() if log.waiting]
+        found += [("node", key) for key, log in self.inputs.items() if log.waiting]
+        found += [("sink", p) for p, log in self.out.items() if log.waiting]
+        return found
+
+    def advance(self, actor: tuple[str, Any], count: int) -> None:
+        kind, key = actor
+        if kind == "ingest":
+            self._ingest(key, count)
+            return
+        log = self.inputs[key] if kind == "node" else self.out[key]
+        for _ in range(min(count, log.waiting)):
+            block = decode_block(log.records[log.read])
+            log.read += 1
+            if kind == "node":
+                self._deliver(self.nodes[key].step(log.read - 1, block).sends)
+            elif self.filters[key].is_new(block) and block.rows is not None:
+                made = self.encoder.encode(block.rows)
+                self.results += [
+                    (k, json.loads(v), t) for k, v, t in zip(made.keys, made.values, made.times, strict=True)
+                ]
+
+    def _ingest(self, key: tuple[str, int], count: int) -> None:
+        stream, partition = key
+        log, reader = self.sources[key], self.readers[stream]
+        stop = min(log.read + count, len(log.records))
+        read: Read = reader.read(partition, list(range(log.read, stop)), log.records[log.read : stop])
+        log.read = stop
+        self.late += [(stream, late) for late in read.late]
+        self.broken += [(stream, partition, offset, b.reason) for offset, b in read.broken]
+        for router in self.routers:
+            if router.source.stream == stream:
+                self._deliver(router.send(read.rows, reader))
+
+    def _deliver(self, sends: list[Send]) -> None:
+        for send in sends:
+            log = self.out[send.partition] if send.target == "out" else self.inputs[send.target, send.partition]
+            log.records.append(encode_block(send.block))

@@ -1,0 +1,46 @@
+"""Validity: when a row counts, from the event times of its parts and their windows.
+
+Invariant (design 1): a row is valid during [start, end], both ends included: start = the largest event time of its
+parts, end = the smallest event time + window. Two rows join iff their intersection is not empty; intersecting is associative and
+commutative, so no plan, order or batching changes the answer.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+I64 = npt.NDArray[np.int64]
+
+
+def part_id(alias: str) -> str:
+    """Column of a part's id: partition << 48 | offset."""
+    return "#" + alias
+
+
+def part_time(alias: str) -> str:
+    """Column of a part's event time."""
+    return "@" + alias
+
+
+HASH = "#h"
+OFFSET_BITS = 48
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
+
+
+def validity(rows: pl.DataFrame, windows_ms: Mapping[str, int]) -> tuple[I64, I64]:
+    """Start and end of each row.
+
+    >>> frame = pl.DataFrame({"@a": [10, 50], "@b": [30, 20]})
+    >>> [column.tolist() for column in validity(frame, {"a": 100, "b": 5})]
+    [[30, 50], [35, 25]]
+    """
+    start: I64 | None = None
+    end: I64 | None = None
+    for alias, window in windows_ms.items():
+        time = rows[part_time(alias)].to_numpy()
+        start = time if start is None else np.maximum(start, time)
+        end = time + window if end is None else np.minimum(end, time + window)
+    assert start is not None and end is not None
+    return start, end
