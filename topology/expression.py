@@ -354,6 +354,8 @@ def compile_expression(expression: Expression) -> pl.Expr:
             return compile_expression(term).is_null()
         case Like(term, pattern):
             return compile_expression(term).str.contains(_regex(pattern))
+        case Arithmetic("%", left, right):
+            return _remainder(compile_expression(left), compile_expression(right), constant=not any(columns_of(expression)))
         case Arithmetic(op, left, right):
             return _arithmetic(op, compile_expression(left), compile_expression(right))
         case Negate(term):
@@ -361,7 +363,7 @@ def compile_expression(expression: Expression) -> pl.Expr:
         case Call("ABS", (term,)):
             return compile_expression(term).abs()
         case Call(_, args):
-            return pl.coalesce([compile_expression(arg) for arg in args])
+            return _coalesce([compile_expression(arg) for arg in args])
 
 
 def _compare(op: CompareOp, left: pl.Expr, right: pl.Expr) -> pl.Expr:
@@ -391,12 +393,23 @@ def _arithmetic(op: ArithmeticOp, left: pl.Expr, right: pl.Expr) -> pl.Expr:
         case "/":
             divisor = right.cast(pl.Float64)
             return left.cast(pl.Float64) / pl.when(divisor != 0).then(divisor)
-        case "%":
-            return pl.map_batches([left, right], _remainder, return_dtype=pl.dtype_of(left + right))
+    raise AssertionError(f"no such operator: {op}")
 
 
-def _remainder(sides: Sequence[pl.Series]) -> pl.Series:
+def _coalesce(args: list[pl.Expr]) -> pl.Expr:
+    """Not `pl.coalesce`: that gives a single value instead of a column if all before a literal is null."""
+    value = args[-1]
+    for arg in reversed(args[:-1]):
+        value = pl.when(arg.is_not_null()).then(arg).otherwise(value)
+    return value
+
+
+def _remainder(left: pl.Expr, right: pl.Expr, constant: bool) -> pl.Expr:
     """The remainder with the dividend's sign. polars' own is a floored one and, on floats, not exact."""
+    return pl.map_batches([left, right], _remainders, return_dtype=pl.dtype_of(left + right), returns_scalar=constant)
+
+
+def _remainders(sides: Sequence[pl.Series]) -> pl.Series:
     left, right = sides
     unknown = (left.is_null() | right.is_null() | (right == 0)).to_numpy()
     numbers, divisors = left.fill_null(0).to_numpy(), right.fill_null(1).to_numpy()

@@ -26,15 +26,15 @@ NICE_MS = [n * unit for unit in (1, 10, 100) for n in (1, 2, 5)] + [
 DAY_MS = 86_400_000
 
 
-def read_results(spark: SparkSession, mesh: Mesh, range: Range, topic: str, scanned: Scanned, truth: Truth) -> DataFrame:
+def read_results(spark: SparkSession, mesh: Mesh, log: Range, topic: str, scanned: Scanned, truth: Truth) -> DataFrame:
     """The results topic: #id, #time, #problem, #inside, the outputs."""
     head = ["`#id` string", "`#time` bigint", "`#problem` string", "`#inside` boolean"]
     schema = ", ".join(head + [f"{spark_name(name)} {SPARK_TYPE[kind]}" for name, kind in truth.columns.items()])
-    kafka = read_topic(spark, mesh, range, topic)
+    kafka = read_topic(spark, mesh, log, topic)
     if kafka is None:
         return spark.createDataFrame([], schema)
     streams = tuple(source.stream for source in scanned.sources)
-    cut = {stream: range.of(mesh.streams[stream].topic) for stream in streams}
+    cut = {stream: log.of(mesh.streams[stream].topic) for stream in streams}
     frame = kafka.select("key", "value", F.expr("unix_millis(timestamp)").alias("time"))
     return map_in_arrow(frame, result_mapper(truth.columns, streams, cut), schema)
 

@@ -38,7 +38,15 @@ def _integer(text: str) -> int | float:
     return int(text) if len(text) < 4000 else float(text)  # Python refuses to parse longer integers; far outside int64 anyway
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_Object, parse_constant=_constant, parse_int=_integer)
+class _Json(json.JSONDecoder):
+    def __init__(self) -> None:
+        super().__init__(object_pairs_hook=_Object, parse_constant=_constant, parse_int=_integer)
+
+    def __reduce__(self) -> tuple[type["_Json"], tuple[()]]:
+        return _Json, ()  # its scanner is C and cannot travel to a worker; a fresh one is the same
+
+
+_JSON = _Json()
 
 
 def parse_object(value: bytes | None) -> list[tuple[str, Any]]:

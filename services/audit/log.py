@@ -92,33 +92,33 @@ def read_cut_file(file: Path, side: str) -> dict[str, dict[str, int]]:
         raise JoinmeshError(f"{file} is no offset cut: write {{\"topic\": {{\"0\": 17}}}}, or pass an earlier report") from None
 
 
-def read_topic(spark: SparkSession, mesh: Mesh, range: Range, topic: str) -> DataFrame | None:
+def read_topic(spark: SparkSession, mesh: Mesh, log: Range, topic: str) -> DataFrame | None:
     """Spark's Kafka frame of the topic between its offsets, one task per partition in offset order; None when it is not there or empty."""
-    if topic not in range.begin or all(range.begin[topic][p] >= end for p, end in range.end[topic].items()):
+    if topic not in log.begin or all(log.begin[topic][p] >= end for p, end in log.end[topic].items()):
         return None
-    offsets = {"startingOffsets": range.begin[topic], "endingOffsets": range.end[topic]}
+    offsets = {"startingOffsets": log.begin[topic], "endingOffsets": log.end[topic]}
     options = {key: json.dumps({topic: {str(p): o for p, o in value.items()}}) for key, value in offsets.items()}
-    assigned = json.dumps({topic: sorted(range.begin[topic])})
+    assigned = json.dumps({topic: sorted(log.begin[topic])})
     return spark.read.format("kafka").options(**java_settings(mesh.kafka), **options).option("assign", assigned).load()
 
 
-def control_history(mesh: Mesh, topic: str, range: Range) -> list[dict[str, Any]]:
+def control_history(mesh: Mesh, topic: str, log: Range) -> list[dict[str, Any]]:
     """The distinct JSON values of the control topic in time order: it is written whole to every partition, so each stands there several times."""
-    if topic not in range.begin:
+    if topic not in log.begin:
         return []
     consumer = Consumer({**mesh.kafka, "group.id": f"{mesh.name}.audit", "enable.auto.commit": False, "enable.partition.eof": True, "isolation.level": "read_committed", "log_level": 0})  # fmt: skip
     seen: dict[str, dict[str, Any]] = {}
     try:
-        waiting = {p for p in range.begin[topic] if range.begin[topic][p] < range.end[topic][p]}
-        consumer.assign([TopicPartition(topic, p, range.begin[topic][p]) for p in waiting])
+        waiting = {p for p in log.begin[topic] if log.begin[topic][p] < log.end[topic][p]}
+        consumer.assign([TopicPartition(topic, p, log.begin[topic][p]) for p in waiting])
         while waiting:
             message = consumer.poll(TIMEOUT_S)
             if message is None:
                 raise MachineError(f"no answer from Kafka at {mesh.bootstrap} while reading {topic}")
             partition, offset = int(message.partition() or 0), int(message.offset() or 0)
-            if message.error() is not None or offset + 1 >= range.end[topic][partition]:
+            if message.error() is not None or offset + 1 >= log.end[topic][partition]:
                 waiting.discard(partition)
-            if message.error() is None and offset < range.end[topic][partition]:
+            if message.error() is None and offset < log.end[topic][partition]:
                 _remember(seen, message.value(), message.timestamp()[1])
     finally:
         consumer.close()
@@ -140,7 +140,8 @@ def publish(mesh: Mesh, topic: str, record: Mapping[str, Any]) -> None:
     failures: list[str] = []
     producer = Producer({**mesh.kafka, "log_level": 0, "message.timeout.ms": 15_000})
     if topic not in producer.list_topics(timeout=TIMEOUT_S).topics:
-        made = AdminClient(dict(mesh.kafka)).create_topics([NewTopic(topic, 1, config={"retention.ms": "-1"})])
+        admin = AdminClient(dict(mesh.kafka))
+        made = admin.create_topics([NewTopic(topic, 1, config={"retention.ms": "-1"})])
         made[topic].result(TIMEOUT_S)
     producer.produce(topic, json.dumps(record).encode(), on_delivery=lambda error, _: failures.append(error.str()) if error else None)
     if producer.flush(TIMEOUT_S) > 0 or failures:

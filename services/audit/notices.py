@@ -29,19 +29,19 @@ class Notices:
     dead: DataFrame | None
 
 
-def read_notices(spark: SparkSession, mesh: Mesh, range: Range) -> Notices:
+def read_notices(spark: SparkSession, mesh: Mesh, log: Range) -> Notices:
     def read(topic: str, name: str) -> DataFrame | None:
-        kafka = read_topic(spark, mesh, range, topic)
+        kafka = read_topic(spark, mesh, log, topic)
         return None if kafka is None else map_in_arrow(kafka.select("value"), notice_mapper(name), SCHEMA).persist()
 
     return Notices(read(topics.late(mesh.name), "stream"), read(topics.dead(mesh.name), "topic"))
 
 
-def judge_streams(spark: SparkSession, mesh: Mesh, range: Range, events: Mapping[str, DataFrame], notices: Notices) -> dict[str, StreamVerdict]:
+def judge_streams(spark: SparkSession, mesh: Mesh, log: Range, events: Mapping[str, DataFrame], notices: Notices) -> dict[str, StreamVerdict]:
     """Counts of every stream's events within the cut, and the differences between those set aside and their notices."""
-    inside = {name: frame.where(in_cut(range, mesh.streams[name].topic)) for name, frame in events.items()}
+    inside = {name: frame.where(in_cut(log, mesh.streams[name].topic)) for name, frame in events.items()}
     counts = _status_counts(inside)
-    differences = _differences(spark, mesh, range, inside, notices)
+    differences = _differences(spark, mesh, log, inside, notices)
     found: dict[str, StreamVerdict] = {}
     for name in events:
         topic = mesh.streams[name].topic
@@ -76,9 +76,9 @@ class _Difference:
     unfounded: list[str] = field(default_factory=list)
 
 
-def _differences(spark: SparkSession, mesh: Mesh, range: Range, inside: Mapping[str, DataFrame], notices: Notices) -> dict[tuple[str, str], _Difference]:
+def _differences(spark: SparkSession, mesh: Mesh, log: Range, inside: Mapping[str, DataFrame], notices: Notices) -> dict[tuple[str, str], _Difference]:
     aside = _set_aside(mesh, inside).withColumn("is_event", F.lit(True))
-    noted = _noted(spark, mesh, range, inside, notices).withColumn("is_notice", F.lit(True))
+    noted = _noted(spark, mesh, log, inside, notices).withColumn("is_notice", F.lit(True))
     both = aside.join(noted, KEYS, "full_outer")
     unnoticed, unfounded = F.col("is_notice").isNull(), F.col("is_event").isNull()
     where = F.concat_ws(":", F.coalesce("#partition", F.lit(-1)), F.coalesce("#offset", F.lit(-1)))
@@ -105,10 +105,10 @@ def _set_aside(mesh: Mesh, inside: Mapping[str, DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionAll, parts).distinct()
 
 
-def _noted(spark: SparkSession, mesh: Mesh, range: Range, inside: Mapping[str, DataFrame], notices: Notices) -> DataFrame:
+def _noted(spark: SparkSession, mesh: Mesh, log: Range, inside: Mapping[str, DataFrame], notices: Notices) -> DataFrame:
     names = {("late", name): mesh.streams[name].topic for name in inside} | {("dead", mesh.streams[n].topic): mesh.streams[n].topic for n in inside}
     bounds = spark.createDataFrame(
-        [(kind, name, p, low, high) for (kind, name), topic in names.items() for p, (low, high) in range.of(topic).items()],
+        [(kind, name, p, low, high) for (kind, name), topic in names.items() for p, (low, high) in log.of(topic).items()],
         "kind string, `#name` string, `#partition` bigint, low bigint, high bigint",
     )
     parts = [

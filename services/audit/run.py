@@ -33,19 +33,19 @@ def run(mesh: Mesh, query: str | None, *, cut: Mapping[str, Any] | None, report_
     sources = [mesh.streams[name].topic for name in streams]
     results = [topics.results(mesh.name, scanned.name) for scanned in queries]
     optional = [topics.late(mesh.name), topics.dead(mesh.name), topics.control(mesh.name)]
-    range = take_range(mesh, [*sources, *results], optional, cut)
-    progress(f"auditing {', '.join(q.name for q in queries)}: {sum(range.records(t) for t in set(sources)):,} source records, {sum(range.records(t) for t in results):,} offsets of results")
+    log = take_range(mesh, [*sources, *results], optional, cut)
+    progress(f"auditing {', '.join(q.name for q in queries)}: {sum(log.records(t) for t in set(sources)):,} source records, {sum(log.records(t) for t in results):,} offsets of results")
     spark, own = _session(master, memory, report_dir, progress)
     try:
-        verdicts = _judge(spark, mesh, range, queries, streams, progress)
-        history = control_history(mesh, topics.control(mesh.name), range)
+        verdicts = _judge(spark, mesh, log, queries, streams, progress)
+        history = control_history(mesh, topics.control(mesh.name), log)
         document = {
             "mesh": mesh.name,
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "passed": all(v.passed for v in verdicts),
             "seconds": round(time.monotonic() - began, 1),
             "tool": {"spark": spark.version, "connector": CONNECTOR, "master": master},
-            "cut": range.as_json(),
+            "cut": log.as_json(),
             "plans": history,
             "queries": {v.query: v.as_json() for v in verdicts},
         }
@@ -70,34 +70,34 @@ def _session(master: str, memory: str, report_dir: Path, progress: Callable[[str
     return start_session(master, memory, report_dir / "spark.log"), True
 
 
-def _judge(spark: SparkSession, mesh: Mesh, range: Range, queries: list[Scanned], streams: list[str], progress: Callable[[str], None]) -> list[Verdict]:  # fmt: skip
+def _judge(spark: SparkSession, mesh: Mesh, log: Range, queries: list[Scanned], streams: list[str], progress: Callable[[str], None]) -> list[Verdict]:  # fmt: skip
     kept: list[DataFrame] = []
     try:
-        notices = read_notices(spark, mesh, range)
+        notices = read_notices(spark, mesh, log)
         kept += [frame for frame in (notices.late, notices.dead) if frame is not None]
         events: dict[str, DataFrame] = {}
         for name in streams:
             stream = mesh.streams[name]
-            events[name] = read_events(spark, mesh, range, stream, idle_events(notices.late, stream)).persist()
+            events[name] = read_events(spark, mesh, log, stream, idle_events(notices.late, stream)).persist()
             kept.append(events[name])
         progress(f"reading {len(streams)} streams: decoding, lateness, broken records")
-        judged = judge_streams(spark, mesh, range, events, notices)
+        judged = judge_streams(spark, mesh, log, events, notices)
         verdicts = []
         for scanned in queries:
             progress(f"query {scanned.name}: computing what it must answer, and comparing")
-            verdicts.append(_judge_query(spark, mesh, range, scanned, events, judged))
+            verdicts.append(_judge_query(spark, mesh, log, scanned, events, judged))
         return verdicts
     finally:
         for frame in kept:
             frame.unpersist()
 
 
-def _judge_query(spark: SparkSession, mesh: Mesh, range: Range, scanned: Scanned, events: Mapping[str, DataFrame], judged: Mapping[str, StreamVerdict]) -> Verdict:  # fmt: skip
+def _judge_query(spark: SparkSession, mesh: Mesh, log: Range, scanned: Scanned, events: Mapping[str, DataFrame], judged: Mapping[str, StreamVerdict]) -> Verdict:  # fmt: skip
     began = time.monotonic()
     names = list(dict.fromkeys(source.stream for source in scanned.sources))
-    truth = expected_results(spark, scanned, events, {name: in_cut(range, mesh.streams[name].topic) for name in names})
+    truth = expected_results(spark, scanned, events, {name: in_cut(log, mesh.streams[name].topic) for name in names})
     expected = truth.frame.persist()
-    found = compare.read_results(spark, mesh, range, topics.results(mesh.name, scanned.name), scanned, truth).persist()
+    found = compare.read_results(spark, mesh, log, topics.results(mesh.name, scanned.name), scanned, truth).persist()
     merged = compare.compare(expected, found, truth.columns).persist()
     try:
         total = compare.totals(merged)

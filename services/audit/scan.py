@@ -8,6 +8,7 @@ and the audit share no reading of a query.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from schemas.errors import QueryError
 from schemas.mesh import Mesh, parse_duration_ms
@@ -114,8 +115,8 @@ class _Scanner:
 
     def run(self) -> Scanned:
         tokens = self.tokens()
-        for token in tokens[1:]:
-            if token.upper in _REFUSED:
+        for before, token in pairwise(tokens):
+            if token.upper in _REFUSED and before.text != ".":
                 raise self.fail(f"the audit knows no {token.upper}; write SELECT … FROM … WHERE …", token.at)
         if not tokens or tokens[0].upper != "SELECT":
             raise self.fail("a query starts with SELECT", tokens[0].at if tokens else None)

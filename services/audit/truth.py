@@ -35,15 +35,15 @@ SPARK_TYPE = {"int64": "bigint", "float64": "double", "bool": "boolean", "string
 MAX_COPIES = 8  # a row of the longest window stands in at most this many buckets, and one more
 
 
-def read_events(spark: SparkSession, mesh: Mesh, range: Range, stream: Stream, idle: DataFrame | None) -> DataFrame:
+def read_events(spark: SparkSession, mesh: Mesh, log: Range, stream: Stream, idle: DataFrame | None) -> DataFrame:
     """Every record of the stream: #partition, #offset, #ts, #status (ok, late, idle, broken), #reason, its fields."""
     fields = {name: kind.value for name, kind in stream.fields.items()}
     columns = ["`#partition` int", "`#offset` bigint", "`#ts` bigint", "`#status` string", "`#reason` string"]
     schema = ", ".join(columns + [f"{spark_name(name)} {SPARK_TYPE[kind]}" for name, kind in fields.items()])
-    kafka = read_topic(spark, mesh, range, stream.topic)
+    kafka = read_topic(spark, mesh, log, stream.topic)
     if kafka is None:
         return spark.createDataFrame([], schema)
-    if kafka.rdd.getNumPartitions() > len(range.begin[stream.topic]):
+    if kafka.rdd.getNumPartitions() > len(log.begin[stream.topic]):
         raise MachineError(f"Spark splits partitions of {stream.topic}: unset minPartitions, the audit needs them in offset order")
     mapper = event_mapper(fields, stream.event_time, stream.lateness_ms)
     events = map_in_arrow(kafka.select("partition", "offset", "value"), mapper, schema)
@@ -66,9 +66,9 @@ def idle_events(notices: DataFrame | None, stream: Stream) -> DataFrame | None:
     return notices.where(mine).select(*keys).distinct()
 
 
-def in_cut(range: Range, topic: str) -> Column:
+def in_cut(log: Range, topic: str) -> Column:
     """True for events that may join: those not before the cut's start."""
-    late_starts = {p: at for p, at in range.cut_from[topic].items() if at > range.begin[topic][p]}
+    late_starts = {p: at for p, at in log.cut_from[topic].items() if at > log.begin[topic][p]}
     condition = F.lit(True)
     for partition, at in late_starts.items():
         condition = condition & ((F.col("#partition") != partition) | (F.col("#offset") >= at))

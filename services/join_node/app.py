@@ -109,11 +109,13 @@ class NodeWorker:
         return app
 
     def run(self) -> int:
+        (self.directory / "faust").mkdir(parents=True, exist_ok=True)
         worker = faust.Worker(self.app, loglevel="WARN", override_logging=False, quiet=True)
         try:
             worker.execute_from_commandline()
-        except SystemExit:
-            pass
+        except SystemExit as exit:
+            if exit.code not in (None, 0):
+                self.failure = self.failure or RuntimeError("the worker stopped on an error; see above")
         except BaseException as error:
             self.failure = self.failure or error
         for host in self.hosts.values():

@@ -4,6 +4,7 @@ Invariant: records to one partition arrive in the order they were given, each on
 stops; what it had not been told is delivered is sent again when it starts (outbox, source offsets) and dropped by its receiver.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +15,17 @@ from schemas.mesh import Mesh
 from services.runtime.kafka import client_config
 
 MAX_RECORD_BYTES = 16 << 20
+_logger = logging.getLogger("joinmesh.kafka")
+_logger.addFilter(lambda record: "CONFWARN" not in record.getMessage())  # gapless is called experimental; we mean it
 
 
 class Sender:
     def __init__(self, mesh: Mesh, **settings: Any) -> None:
-        self.producer = Producer(client_config(
+        config = client_config(
             mesh, enable_idempotence=True, enable_gapless_guarantee=True, linger_ms=2, message_max_bytes=MAX_RECORD_BYTES,
             queue_buffering_max_kbytes=256 << 10, **settings,
-        ))  # fmt: skip
+        )  # fmt: skip
+        self.producer = Producer(config, logger=_logger)
         self.failed: KafkaError | None = None
         self.unacknowledged = 0
 

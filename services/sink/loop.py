@@ -22,7 +22,7 @@ from services.runtime.kafka import client_config
 from services.runtime.producer import MAX_RECORD_BYTES
 from services.runtime.report import Durations, Reporter
 from services.runtime.service import Arguments
-from topology.results import ResultEncoder, SequenceFilter
+from topology.results import ResultEncoder, Results, SequenceFilter
 
 log = logging.getLogger("joinmesh.sink")
 TRANSACTION_S = 0.1  # a transaction is closed after this long …
@@ -139,29 +139,19 @@ class Sink:
             return
         made = self.encoder.encode(block.rows)
         self.counts["rows_in"] += len(made)
-        messages = [
-            {"key": k, "value": v, "timestamp": t} for k, v, t in zip(made.keys, made.values, made.times, strict=True)
-        ]
-        self._produce(messages, partition)
+        self._produce(made, partition)
         self.pending += len(made)
         self.latency.add(time.time() * 1000 - made_ms)
 
-    def _produce(self, messages: list[dict[str, Any]], partition: int) -> None:
-        while messages:
-            try:
-                done = self.producer.produce_batch(self.results_topic, messages, partition=partition)
-            except BufferError:
-                done = 0
-            if done == len(messages):
-                return
-            failed = [m for m in messages if "_error" in m]
-            hard = [m["_error"] for m in failed if m["_error"].code() != KafkaError._QUEUE_FULL]
-            if hard:
-                raise KafkaException(hard[0])
-            messages = failed or messages[done:]
-            for message in messages:
-                message.pop("_error", None)
-            self.producer.poll(0.05)
+    def _produce(self, made: Results, partition: int) -> None:
+        produce, topic = self.producer.produce, self.results_topic
+        for key, value, moment in zip(made.keys, made.values, made.times, strict=True):
+            while True:
+                try:
+                    produce(topic, value, key, partition, timestamp=moment)
+                    break
+                except BufferError:
+                    self.producer.poll(0.05)
 
     def _close_transaction(self) -> None:
         if self.started is None:

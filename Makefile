@@ -1,0 +1,52 @@
+# Everything a newcomer and CI need. Nothing but Python 3.11, Java 17 and make has to be there before.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.synced
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help sync fmt check test demo up audit bench broker clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+sync: $(STAMP) ## create .venv and install the pinned dependencies and joinmesh itself (only when something changed)
+
+$(STAMP): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "joinmesh needs Python 3.11 and no $(PYTHON) is on the PATH; install it (Debian: apt install python3.11 python3.11-venv) or say make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "joinmesh needs Python 3.11, but $(PYTHON) is $$($(PYTHON) -V); say make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot create a virtual environment; install its venv module (Debian: apt install python3.11-venv)" >&2; rm -rf $(VENV); exit 1; }
+	@echo "installing the pinned dependencies into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+fmt: sync ## tidy imports and what ruff can mend by itself
+	$(BIN)/ruff check --fix schemas topology services tests
+
+check: sync ## ruff and mypy --strict
+	$(BIN)/ruff check schemas topology services tests
+	$(BIN)/mypy
+
+test: sync ## all tests, on a real broker (JOINMESH_TEST_BOOTSTRAP, Docker, or one started for it)
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: sync ## a small shop end to end: broker, events, join, audit (ARGS="--events 600000")
+	$(BIN)/joinmesh demo $(ARGS)
+
+up: sync ## run the mesh of MESH=mesh.yaml in the foreground
+	$(BIN)/joinmesh up -f $(or $(MESH),mesh.yaml) $(ARGS)
+
+audit: sync ## audit the mesh of MESH=mesh.yaml with Spark
+	$(BIN)/joinmesh audit -f $(or $(MESH),mesh.yaml) $(ARGS)
+
+bench: sync ## throughput, CPU, latency and memory, beside a hand-written join
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+broker: sync ## a Kafka broker on localhost:9092 (stop it: .venv/bin/joinmesh broker down)
+	$(BIN)/joinmesh broker up $(ARGS)
+
+clean: ## remove .venv, caches and local state (stops the local broker and the demo's first)
+	@for dir in .joinmesh/broker .joinmesh/demo/broker; do if [ -x $(BIN)/joinmesh ] && [ -d $$dir ]; then $(BIN)/joinmesh broker down --dir $$dir; fi; done
+	rm -rf $(VENV) .joinmesh .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build spark-warehouse metastore_db derby.log
+	find schemas topology services tests -name __pycache__ -type d -prune -exec rm -rf {} +
