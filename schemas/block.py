@@ -1,24 +1,23 @@
 """A block: a columnar run of rows of one side of one join, or a notice without rows. What crosses every inner topic.
 
-Wire: magic `JMB`, version byte, CRC-32 of the rest (little-endian), header length (u16), header (MessagePack), rows (Arrow IPC stream).
+Wire: magic `JMB`, version byte, CRC-32 of the rest (little-endian), header length (u32), header (MessagePack), rows (Arrow IPC stream).
 
 Invariant: `decode_block` gives back exactly what `encode_block` was given, or raises `BlockError`; bytes damaged on the
 way are never read as rows.
 """
 
-import io
 import struct
 import zlib
 from typing import Literal
 
 import msgspec
-import polars as pl
 
 from schemas.errors import BlockError
+from schemas.rows import Rows, decode_rows, encode_rows
 
 MAGIC, VERSION = b"JMB", 1
 MAX_BLOCK_BYTES = 512 * 1024  # what blocks are cut to; a single larger row travels alone
-_PREFIX = struct.Struct("<3sBIH")
+_PREFIX = struct.Struct("<3sBII")
 
 Kind = Literal["rows", "watermark", "completion", "resume-done", "barrier"]
 NO_WATERMARK = -(2**62)
@@ -53,7 +52,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
 class Block(msgspec.Struct, frozen=True):
     header: Header
-    rows: pl.DataFrame | None = None
+    rows: Rows | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -62,17 +61,10 @@ _decoder = msgspec.msgpack.Decoder(Header)
 
 def encode_block(block: Block) -> bytes:
     header = _encoder.encode(block.header)
-    buffer = io.BytesIO()
-    buffer.write(b"\0" * _PREFIX.size)
-    buffer.write(header)
-    if block.rows is not None:
-        block.rows.write_ipc_stream(buffer)
-    view = buffer.getbuffer()
-    _PREFIX.pack_into(view, 0, MAGIC, VERSION, 0, len(header))
-    checksum = zlib.crc32(view[8:])
-    _PREFIX.pack_into(view, 0, MAGIC, VERSION, checksum, len(header))
-    del view
-    return buffer.getvalue()
+    body = header if block.rows is None else header + memoryview(encode_rows(block.rows))
+    size = len(header).to_bytes(4, "little")
+    checksum = zlib.crc32(body, zlib.crc32(size))
+    return _PREFIX.pack(MAGIC, VERSION, checksum, len(header)) + body
 
 
 def decode_header(data: bytes) -> Header:
@@ -94,26 +86,8 @@ def decode_header(data: bytes) -> Header:
 
 def decode_block(data: bytes) -> Block:
     header = decode_header(data)
-    (size,) = struct.unpack_from("<H", data, 8)
+    (size,) = struct.unpack_from("<I", data, 8)
     start = _PREFIX.size + size
     if len(data) <= start:
         return Block(header)
-    return Block(header, decode_rows(data[start:]))
-
-
-def encode_rows(rows: pl.DataFrame) -> bytes:
-    """Rows as an Arrow IPC stream, as segments are stored."""
-    buffer = io.BytesIO()
-    rows.write_ipc_stream(buffer)
-    return buffer.getvalue()
-
-
-def decode_rows(data: bytes) -> pl.DataFrame:
-    try:
-        return pl.read_ipc_stream(data).rechunk()
-    except Exception as error:
-        raise BlockError(f"rows are not an Arrow stream: {error}") from None
-    except BaseException as error:  # polars turns a panic of its reader into a BaseException of its own
-        if type(error).__name__ == "PanicException":
-            raise BlockError(f"rows are not an Arrow stream: {error}") from None
-        raise
+    return Block(header, decode_rows(memoryview(data)[start:]))

@@ -12,18 +12,19 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
-import polars as pl
+import pyarrow as pa
 
 from schemas.mesh import FieldType, Stream
+from schemas.rows import Column, Rows, as_column
 
 MAX_EVENT_BYTES = 1_048_576
 MIN_TIME_MS, MAX_TIME_MS = 1, 253_402_300_799_999  # 1970-01-01T00:00:00.001Z to 9999-12-31T23:59:59.999Z
-DTYPES: dict[FieldType, pl.DataType] = {
-    FieldType.INT64: pl.Int64(),
-    FieldType.TIMESTAMP: pl.Int64(),
-    FieldType.FLOAT64: pl.Float64(),
-    FieldType.BOOL: pl.Boolean(),
-    FieldType.STRING: pl.String(),
+ARROW_TYPES: dict[FieldType, pa.DataType] = {
+    FieldType.INT64: pa.int64(),
+    FieldType.TIMESTAMP: pa.int64(),
+    FieldType.FLOAT64: pa.float64(),
+    FieldType.BOOL: pa.bool_(),
+    FieldType.STRING: pa.large_utf8(),
 }
 _INT64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _TYPES: dict[FieldType, Any] = {
@@ -48,7 +49,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Decoded:
-    rows: pl.DataFrame  # one column per declared field
+    rows: Rows  # one column per declared field
     kept: list[int] | None  # index in the batch of each row; None if every record is a row
     broken: list[Broken]
 
@@ -78,7 +79,7 @@ class Decoder:
         decode = self._decode
         try:
             rows = [decode(value) for value in values]  # type: ignore[arg-type]
-            if any(len(value) > MAX_EVENT_BYTES for value in values):  # type: ignore[arg-type]
+            if max(map(len, values)) > MAX_EVENT_BYTES:  # type: ignore[arg-type]
                 raise ValueError
             return Decoded(self._frame(rows), None, [])
         except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, ValueError):
@@ -110,16 +111,16 @@ class Decoder:
                 kept.append(index)
         return Decoded(self._frame(rows), kept, broken)
 
-    def _frame(self, rows: list[Any]) -> pl.DataFrame:
-        columns = []
+    def _frame(self, rows: list[Any]) -> Rows:
+        columns: dict[str, Column] = {}
         for name, kind in self.stream.fields.items():
             column = list(map(self._getters[name], rows))
             if kind is FieldType.TIMESTAMP and any(type(value) is str for value in column):
                 column = [parse_time(value) for value in column]
                 if name == self.stream.event_time and not all(MIN_TIME_MS <= t <= MAX_TIME_MS for t in column):
                     raise ValueError("event time out of range")
-            columns.append(pl.Series(name, column, DTYPES[kind]))
-        return pl.DataFrame(columns)
+            columns[name] = as_column(pa.array(column, ARROW_TYPES[kind]))
+        return Rows(columns, len(rows))
 
 
 def parse_time(value: int | str | None) -> int | None:

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-import polars as pl
 
 from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header, Position
 from schemas.mesh import Stream
+from schemas.rows import I64, Mask, Rows
 from topology.decode import Broken, Decoder
-from topology.expression import compile_expression
+from topology.frames import Conditions
 from topology.hashing import hash_key
 from topology.node import Send, partition_rows
 from topology.plan import Plan, Route
-from topology.window import HASH, OFFSET_BITS, I64, part_id, part_time
+from topology.window import HASH, OFFSET_BITS, part_id, part_time
 
 _ID, _TIME = "#", "@"  # id and time columns before they belong to an alias
 WATERMARKS_PER_WINDOW = 12
@@ -54,7 +54,7 @@ class Late:
 class Read:
     """One batch of one partition, read."""
 
-    rows: pl.DataFrame
+    rows: Rows
     late: list[Late] = field(default_factory=list)
     broken: list[tuple[int, Broken]] = field(default_factory=list)  # (offset, what)
 
@@ -81,7 +81,7 @@ class StreamReader:
         rows = decoded.rows
         if len(rows) == 0:
             return Read(self._with_ids(rows, partition, where), [], broken)
-        times = rows[self.stream.event_time].to_numpy()
+        times = rows.ints(self.stream.event_time)
         earlier = np.maximum.accumulate(np.concatenate(([reading.max_time], times)))
         reading.max_time = int(earlier[-1])
         bound = earlier[:-1] - self.stream.lateness_ms
@@ -94,11 +94,10 @@ class StreamReader:
                  int(max(bound[i], reading.floor)))
             for i in np.flatnonzero(late)
         ]  # fmt: skip
-        return Read(rows.filter(pl.Series(~late)), aside, broken)
+        return Read(rows.filter(~late), aside, broken)
 
-    def _with_ids(self, rows: pl.DataFrame, partition: int, offsets: I64) -> pl.DataFrame:
-        ids = pl.Series(_ID, offsets | (partition << OFFSET_BITS), pl.Int64)
-        return rows.with_columns(ids, rows[self.stream.event_time].alias(_TIME))
+    def _with_ids(self, rows: Rows, partition: int, offsets: I64) -> Rows:
+        return Rows({**rows.columns, _ID: offsets | (partition << OFFSET_BITS), _TIME: rows[self.stream.event_time]}, len(rows))
 
 
 class Router:
@@ -115,15 +114,11 @@ class Router:
         self.dropped_null = self.dropped_selection = self.rows_out = 0
         alias = route.alias
         types = plan.query.types
-        self._keep = [(pl.col(_ID).alias(part_id(alias))), pl.col(_TIME).alias(part_time(alias))]
-        self._keep += [pl.col(column.name).alias(str(column)) for column in route.columns]
-        fields = {column for column in types if column.alias == alias}
-        self._rename = {column.name: str(column) for column in fields}
-        self._selection = [compile_expression(e) for e in route.selection]
-        self._present = [
-            pl.col(c.name).is_not_null() & (pl.col(c.name).is_not_nan() if types[c].value == "float64" else True)
-            for c in route.non_null
-        ]
+        self._names = {part_id(alias): _ID, part_time(alias): _TIME}
+        self._names |= {str(column): column.name for column in route.columns}
+        self._selection = Conditions(route.selection)
+        self._fields = {str(column): column.name for column in types if column.alias == alias}
+        self._present = [column.name for column in route.non_null]
 
     def assign(self, partition: int, next: int) -> None:
         """A source partition is ours from offset `next` on; every channel has been told that much before."""
@@ -135,14 +130,14 @@ class Router:
             told.pop(partition, None)
             times.pop(partition, None)
 
-    def send(self, rows: pl.DataFrame, reader: StreamReader) -> list[Send]:
+    def send(self, rows: Rows, reader: StreamReader) -> list[Send]:
         """Blocks for the rows of a batch; targets without rows hear of the time now and then."""
         sends: list[Send] = []
         rows = self._wanted(rows)
-        parts: dict[int, pl.DataFrame] = {}
+        parts: dict[int, Rows] = {}
         if len(rows):
             hashes = hash_key([rows[str(column)] for column in self.route.key])
-            parts = partition_rows(rows.with_columns(pl.Series(HASH, hashes)), self.partitions)
+            parts = partition_rows(rows.with_column(HASH, hashes), self.partitions)
         self.rows_out += len(rows)
         for target in range(self.partitions):
             if target in parts:
@@ -156,17 +151,29 @@ class Router:
         behind = (t for t in range(self.partitions) if self._positions(t, reader))
         return [self._notice(target, reader) for target in behind]
 
-    def _wanted(self, rows: pl.DataFrame) -> pl.DataFrame:
-        if self._present and len(rows):
-            before = len(rows)
-            rows = rows.filter(self._present)
-            self.dropped_null += before - len(rows)
+    def _wanted(self, rows: Rows) -> Rows:
+        if len(rows):
+            present = self._with_key(rows)
+            if present is not None:
+                self.dropped_null += len(rows) - int(present.sum())
+                rows = rows.filter(present)
         if self._selection and len(rows):
-            before = len(rows)
-            named = rows.rename({k: v for k, v in self._rename.items()})
-            rows = rows.filter(named.select(pl.all_horizontal(self._selection)).to_series())
-            self.dropped_selection += before - len(rows)
-        return rows.select(self._keep)
+            chosen = self._selection.mask(Rows({full: rows[name] for full, name in self._fields.items()}, len(rows)))
+            self.dropped_selection += len(rows) - int(chosen.sum())
+            rows = rows.filter(chosen)
+        return Rows({name: rows[field] for name, field in self._names.items()}, len(rows))
+
+    def _with_key(self, rows: Rows) -> Mask | None:
+        """Which rows have a value in every column that an equality needs; None if all do."""
+        masks: list[Mask] = []
+        for name in self._present:
+            column = rows[name]
+            if not isinstance(column, np.ndarray):
+                if column.null_count:
+                    masks.append(column.is_valid().to_numpy(zero_copy_only=False))
+            elif column.dtype == np.float64 and np.isnan(column).any():
+                masks.append(~np.isnan(column))
+        return np.logical_and.reduce(masks) if masks else None
 
     def _positions(self, target: int, reader: StreamReader) -> list[Position]:
         """What this channel has not been told yet."""
@@ -194,15 +201,15 @@ class Router:
         self._remember(target, positions)
         return self._to(target, "watermark", positions, None, reader)
 
-    def _blocks(self, target: int, rows: pl.DataFrame, reader: StreamReader) -> list[Send]:
-        size = int(rows.estimated_size())
+    def _blocks(self, target: int, rows: Rows, reader: StreamReader) -> list[Send]:
+        size = rows.nbytes
         count = max(1, len(rows) * MAX_BLOCK_BYTES // max(size, 1))
         sends = []
         if size > MAX_BLOCK_BYTES and len(rows) > 1:
             # Cut by (partition, offset): each piece but the last ends at its own last offset and leaves the time as it was.
-            rows = rows.sort(part_id(self.route.alias))
+            rows = rows.take(np.argsort(rows.ints(part_id(self.route.alias))))
             while len(rows) > count:
-                piece, rows = rows[:count], rows[count:]
+                piece, rows = rows.slice(0, count), rows.slice(count, len(rows))
                 positions = self._reached(target, piece, reader)
                 self._remember(target, positions)
                 sends.append(self._to(target, "rows", positions, piece, reader))
@@ -210,8 +217,8 @@ class Router:
         self._remember(target, positions)
         return [*sends, self._to(target, "rows", positions, rows, reader)]
 
-    def _reached(self, target: int, piece: pl.DataFrame, reader: StreamReader) -> list[Position]:
-        ids = piece[part_id(self.route.alias)].to_numpy()
+    def _reached(self, target: int, piece: Rows, reader: StreamReader) -> list[Position]:
+        ids = piece.ints(part_id(self.route.alias))
         partitions, last = ids >> OFFSET_BITS, ids & ((1 << OFFSET_BITS) - 1)
         found = []
         for partition in np.unique(partitions).tolist():
@@ -221,7 +228,7 @@ class Router:
         return found
 
     def _to(
-        self, target: int, kind: str, positions: Sequence[Position], rows: pl.DataFrame | None, reader: StreamReader
+        self, target: int, kind: str, positions: Sequence[Position], rows: Rows | None, reader: StreamReader
     ) -> Send:
         header = Header(
             kind="rows" if kind == "rows" else "watermark",

@@ -16,15 +16,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import polars as pl
+import pyarrow.compute as pc
 
 from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header
 from schemas.errors import StateError
-from topology.expression import compile_expression
+from schemas.rows import I64, Column, Mask, Rows
+from topology.frames import Conditions
 from topology.hashing import hash_key, is_exact
 from topology.plan import Input, Plan
 from topology.state import MemoryStore, Run, Segment, SegmentStore, WindowState, matches
-from topology.window import HASH, OFFSET_BITS, OFFSET_MASK, I64, part_id, part_time
+from topology.window import HASH, OFFSET_BITS, OFFSET_MASK, part_id, part_time
 
 SEQUENCE_BITS = 20
 WATERMARKS_PER_WINDOW = 12  # how often a target that gets no rows is told the time
@@ -117,8 +118,10 @@ class JoinNode:
         self._recorders = tuple(_Recorder(s, i) for i, s in enumerate(stores or (MemoryStore(), MemoryStore())))
         self.states = tuple(WindowState(w, r) for w, r in zip(self.windows, self._recorders, strict=True))
         self.watermark_step = max(1, min(windows.values()) // WATERMARKS_PER_WINDOW)
-        self._residual = [compile_expression(e) for e in self.node.residuals]
-        self._carried = tuple(_carried(side, self.node.columns) for side in self.node.inputs)
+        self._residual = Conditions(self.node.residuals)
+        inputs = self.node.inputs
+        self._joined = tuple(_parts(side) + [str(c) for c in side.columns] for side in inputs)  # all but the hash
+        self._carried = [n for side in inputs for n in _parts(side) + [str(c) for c in side.columns if c in self.node.columns]]
         self._target: Input | None = None
         if self.node.target != "out":
             self._target = plan.node(self.node.target).inputs[self.node.target_side]
@@ -157,7 +160,7 @@ class JoinNode:
         """No later output starts before this."""
         return min(self.memo.watermarks)
 
-    def _unseen(self, header: Header, rows: pl.DataFrame | None) -> pl.DataFrame | None:
+    def _unseen(self, header: Header, rows: Rows | None) -> Rows | None:
         """The rows not seen before; None if the whole block is a repeat."""
         memo = self.memo
         if not header.positions:
@@ -166,10 +169,10 @@ class JoinNode:
                 memo.rows_repeated += 0 if rows is None else len(rows)
                 return None
             last[header.sender_partition] = header.sequence
-            return rows if rows is not None else pl.DataFrame()
+            return rows if rows is not None else _NOTHING
         seen = memo.seen_offsets.setdefault(header.sender, {})
         if rows is None:
-            rows = pl.DataFrame()
+            rows = _NOTHING
         for position in header.positions:
             known = seen.get(position.partition)
             if known is not None:
@@ -180,37 +183,33 @@ class JoinNode:
                         "this node's state directory and start again: it is rebuilt from the input topic"
                     )
                 if position.first < known and len(rows):
-                    ids = rows[part_id(header.sender)].to_numpy()
+                    ids = rows.ints(part_id(header.sender))
                     new = (ids >> OFFSET_BITS != position.partition) | ((ids & OFFSET_MASK) >= known)
                     if not new.all():
                         memo.rows_repeated += len(rows) - int(new.sum())
-                        rows = rows.filter(pl.Series(new))
+                        rows = rows.filter(new)
             seen[position.partition] = max(known or 0, position.next)
         return rows
 
-    def _join(self, side: int, probe: Run) -> pl.DataFrame | None:
+    def _join(self, side: int, probe: Run) -> Rows | None:
         """Every composite of `probe` with the other side's state, key equality and residuals verified."""
-        other = self.states[1 - side]
+        other, carried = self.states[1 - side], self._joined[1 - side]
         probed: list[I64] = []
-        stored: list[pl.DataFrame] = []
+        stored: list[Rows] = []
         for run in other.reachable(int(probe.starts.min()), int(probe.ends.max())):
             for i, j in matches(probe, run):
                 probed.append(i)
-                stored.append(run.rows[j])
+                stored.append(run.rows.select(carried).take(j))
         if not probed:
             return None
-        left = probe.rows[np.concatenate(probed)]
-        right = pl.concat(stored)
-        if side == 1:
-            left, right = right, left
-        pairs = pl.concat([left.drop(HASH), right.drop(HASH)], how="horizontal")
-        keys = [(str(a), str(b)) for a, b in zip(self.node.left.key, self.node.right.key, strict=True)]
-        conditions = list(self._residual)
-        if not is_exact([pairs[a] for a, _ in keys]):
-            conditions += [pl.col(a) == pl.col(b) for a, b in keys]
-        if conditions:
-            pairs = pairs.filter(conditions)
-        return pairs.select([*self._carried[0], *self._carried[1]]) if len(pairs) else None
+        mine = probe.rows.select(self._joined[side]).take(np.concatenate(probed))
+        pairs = Rows({**mine.columns, **Rows.concat(stored).columns}, len(mine))
+        keys = [(pairs[str(a)], pairs[str(b)]) for a, b in zip(self.node.left.key, self.node.right.key, strict=True)]
+        if not is_exact([a for a, _ in keys]):
+            pairs = pairs.filter(np.logical_and.reduce([_equal(a, b) for a, b in keys]))
+        if self._residual and len(pairs):
+            pairs = pairs.filter(self._residual.mask(pairs))
+        return pairs.select(self._carried) if len(pairs) else None
 
     def _insert(self, side: int, run: Run) -> None:
         horizon = self.memo.watermarks[1 - side]
@@ -232,7 +231,7 @@ class JoinNode:
         if len(times) >= header.sender_partitions:
             memo.watermarks[side] = max(memo.watermarks[side], min(times.values()))
 
-    def _emit(self, output: pl.DataFrame | None, before: int, effects: Effects) -> None:
+    def _emit(self, output: Rows | None, before: int, effects: Effects) -> None:
         now = self.watermark
         if output is None and now == before:
             return
@@ -251,15 +250,15 @@ class JoinNode:
                 told[partition] = now
                 effects.sends.append(self._send(partition, "watermark", now, None))
 
-    def _partitioned(self, output: pl.DataFrame | None) -> dict[int, pl.DataFrame]:
+    def _partitioned(self, output: Rows | None) -> dict[int, Rows]:
         if output is None:
             return {}
         if self._target is None:
             return {self.partition: output}
         hashes = hash_key([output[str(column)] for column in self._target.key])
-        return partition_rows(output.with_columns(pl.Series(HASH, hashes)), self.partitions)
+        return partition_rows(output.with_column(HASH, hashes), self.partitions)
 
-    def _send(self, partition: int, kind: str, watermark: int, rows: pl.DataFrame | None) -> Send:
+    def _send(self, partition: int, kind: str, watermark: int, rows: Rows | None) -> Send:
         self.memo.sequence += 1
         header = Header(
             kind="rows" if kind == "rows" else "watermark",
@@ -275,31 +274,40 @@ class JoinNode:
         return Send(self.node.target, partition, Block(header, rows))
 
 
-def _carried(side: Input, wanted: tuple[object, ...]) -> list[str]:
-    """The columns of one input that its node's output keeps."""
-    parts = [name(alias) for alias in side.aliases for name in (part_id, part_time)]
-    return parts + [str(column) for column in side.columns if column in wanted]
+_NOTHING = Rows({}, 0)
 
 
-def partition_rows(rows: pl.DataFrame, partitions: int) -> dict[int, pl.DataFrame]:
+def _parts(side: Input) -> list[str]:
+    return [name(alias) for alias in side.aliases for name in (part_id, part_time)]
+
+
+def _equal(left: Column, right: Column) -> Mask:
+    """Whether the keys of candidate pairs are really equal; hashes of text and of several columns may collide."""
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return left == right
+    return pc.equal(left, right).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def partition_rows(rows: Rows, partitions: int) -> dict[int, Rows]:
     """Rows by the partition their hash belongs to."""
     if partitions == 1:
         return {0: rows}
-    where = (rows[HASH].to_numpy() % np.uint64(partitions)).astype(np.int64)
+    where = (rows[HASH] % np.uint64(partitions)).astype(np.int64)
     order = np.argsort(where, kind="stable")
-    bounds = np.searchsorted(where[order], np.arange(partitions + 1))
-    rows = rows[order]
-    return {p: rows[int(a) : int(b)] for p, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)) if b > a}
+    bounds = np.searchsorted(where[order], np.arange(partitions + 1)).tolist()
+    rows = rows.take(order)
+    return {p: rows.slice(bounds[p], bounds[p + 1]) for p in range(partitions) if bounds[p + 1] > bounds[p]}
 
 
-def cut(rows: pl.DataFrame, limit: int = MAX_BLOCK_BYTES) -> list[pl.DataFrame]:
+def cut(rows: Rows, limit: int = MAX_BLOCK_BYTES) -> list[Rows]:
     """Pieces of at most about `limit` bytes; in a fixed order of rows, so that a repeat is cut the same way."""
-    size = int(rows.estimated_size())
+    size = rows.nbytes
     if size <= limit or len(rows) == 1:
         return [rows]
-    rows = rows.sort([c for c in rows.columns if c.startswith("#") and c != HASH])
+    ids = [rows.ints(name) for name in sorted(rows.columns) if name.startswith("#") and name != HASH]
+    rows = rows.take(np.lexsort(ids))
     count = max(1, len(rows) * limit // size)
-    return [rows[k : k + count] for k in range(0, len(rows), count)]
+    return [rows.slice(k, k + count) for k in range(0, len(rows), count)]
 
 
 def describe_state(node: JoinNode) -> list[dict[str, Any]]:

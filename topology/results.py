@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import polars as pl
 
 from schemas.block import Block
-from topology.expression import compile_expression
+from schemas.rows import Rows
+from topology.expression import columns_of, compile_expression
+from topology.frames import to_frame
 from topology.plan import Plan
 from topology.window import OFFSET_BITS, OFFSET_MASK, part_id, part_time
 
@@ -41,17 +43,15 @@ class ResultEncoder:
             ]
         self._key = pl.concat_str(ids)
         self._time = pl.max_horizontal([part_time(alias) for alias in query.aliases])
+        self._names = [name(alias) for alias in query.aliases for name in (part_id, part_time)]
+        self._names += [str(column) for output in query.outputs for column in columns_of(output.expression)]
         self._outputs = [compile_expression(o.expression).alias(o.name) for o in query.outputs]
 
-    def encode(self, rows: pl.DataFrame) -> Results:
-        meta = rows.select(self._key.alias("key"), self._time.alias("time"))
-        if self._outputs:
-            # A literal alone has one row; stretch it to the block's height.
-            chosen = rows.with_columns(self._outputs).select([o.meta.output_name() for o in self._outputs])
-            values = chosen.write_ndjson().split("\n")[: len(rows)]
-        else:
-            values = ["{}"] * len(rows)
-        return Results(meta["key"].to_list(), values, meta["time"].to_list())
+    def encode(self, rows: Rows) -> Results:
+        frame = to_frame(rows, self._names)
+        frame = frame.select(self._key.alias("#key"), self._time.alias("#time"), *self._outputs)  # a literal spreads over all rows
+        values = frame.drop("#key", "#time").write_ndjson().split("\n")[: len(rows)]
+        return Results(frame["#key"].to_list(), values, frame["#time"].to_list())
 
 
 class SequenceFilter:

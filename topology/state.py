@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import polars as pl
 
-from topology.hashing import U64
-from topology.window import HASH, I64, validity
+from schemas.rows import I64, U64, Rows
+from topology.window import HASH, validity
 
 SLICES_PER_WINDOW = 6
 PAIRS_AT_ONCE = 1 << 20  # candidate pairs held in memory at a time, whatever the skew
@@ -26,17 +25,18 @@ PAIRS_AT_ONCE = 1 << 20  # candidate pairs held in memory at a time, whatever th
 class Run:
     """Rows sorted by hash, with the arrays that the kernels work on."""
 
-    rows: pl.DataFrame
+    rows: Rows
     hashes: U64
     starts: I64
     ends: I64
 
     @staticmethod
-    def of(rows: pl.DataFrame, windows_ms: Mapping[str, int], *, presorted: bool = False) -> "Run":
-        hashes = rows[HASH].to_numpy()
+    def of(rows: Rows, windows_ms: Mapping[str, int], *, presorted: bool = False) -> "Run":
+        hashes = rows[HASH]
+        assert isinstance(hashes, np.ndarray)
         if not presorted:
-            order = np.argsort(hashes, kind="stable")
-            rows, hashes = rows[order], hashes[order]
+            rows = rows.take(np.argsort(hashes, kind="stable"))
+            hashes = rows[HASH]
         starts, ends = validity(rows, windows_ms)
         return Run(rows, hashes, starts, ends)
 
@@ -44,7 +44,7 @@ class Run:
         return len(self.hashes)
 
     def take(self, index: I64) -> "Run":
-        return Run(self.rows[index], self.hashes[index], self.starts[index], self.ends[index])
+        return Run(self.rows.take(index), self.hashes[index], self.starts[index], self.ends[index])
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class WindowState:
             id=self.next_id,
             slice=slice,
             rows=len(run),
-            bytes=int(run.rows.estimated_size()),
+            bytes=run.rows.nbytes,
             min_start=int(run.starts.min()),
             max_end=int(run.ends.max()),
             max_start=int(run.starts.max()),
@@ -170,12 +170,12 @@ class WindowState:
 
 
 def _merge(runs: list[Run]) -> Run:
-    rows = pl.concat([run.rows for run in runs], rechunk=True)
+    rows = Rows.concat([run.rows for run in runs])
     hashes = np.concatenate([run.hashes for run in runs])
     order = np.argsort(hashes, kind="stable")  # timsort: the runs are sorted already, so this is a merge
     starts = np.concatenate([run.starts for run in runs])
     ends = np.concatenate([run.ends for run in runs])
-    return Run(rows[order], hashes[order], starts[order], ends[order])
+    return Run(rows.take(order), hashes[order], starts[order], ends[order])
 
 
 def matches(probe: Run, stored: Run) -> Iterator[tuple[I64, I64]]:

@@ -8,10 +8,8 @@ commutative, so no plan, order or batching changes the answer.
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
-import polars as pl
 
-I64 = npt.NDArray[np.int64]
+from schemas.rows import I64, Rows
 
 
 def part_id(alias: str) -> str:
@@ -29,17 +27,17 @@ OFFSET_BITS = 48
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 
 
-def validity(rows: pl.DataFrame, windows_ms: Mapping[str, int]) -> tuple[I64, I64]:
+def validity(rows: Rows, windows_ms: Mapping[str, int]) -> tuple[I64, I64]:
     """Start and end of each row.
 
-    >>> frame = pl.DataFrame({"@a": [10, 50], "@b": [30, 20]})
+    >>> frame = Rows({"@a": np.array([10, 50]), "@b": np.array([30, 20])})
     >>> [column.tolist() for column in validity(frame, {"a": 100, "b": 5})]
     [[30, 50], [35, 25]]
     """
     start: I64 | None = None
     end: I64 | None = None
     for alias, window in windows_ms.items():
-        time = rows[part_time(alias)].to_numpy()
+        time = rows.ints(part_time(alias))
         start = time if start is None else np.maximum(start, time)
         end = time + window if end is None else np.minimum(end, time + window)
     assert start is not None and end is not None

@@ -5,9 +5,10 @@ duplicate (a surplus repeat), wrong, or outside the cut.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from schemas.mesh import Mesh
@@ -15,7 +16,7 @@ from services.audit.batches import result_mapper
 from services.audit.log import Range, read_topic
 from services.audit.scan import Scanned, spark_name
 from services.audit.session import map_in_arrow
-from services.audit.truth import SPARK_TYPE, Truth
+from services.audit.truth import SPARK_TYPE, Truth, empty
 from services.audit.verdict import SAMPLES, Interval
 
 MAX_INTERVALS = 60
@@ -32,7 +33,7 @@ def read_results(spark: SparkSession, mesh: Mesh, log: Range, topic: str, scanne
     schema = ", ".join(head + [f"{spark_name(name)} {SPARK_TYPE[kind]}" for name, kind in truth.columns.items()])
     kafka = read_topic(spark, mesh, log, topic)
     if kafka is None:
-        return spark.createDataFrame([], schema)
+        return empty(spark, schema)
     streams = tuple(source.stream for source in scanned.sources)
     cut = {stream: log.of(mesh.streams[stream].topic) for stream in streams}
     frame = kafka.select("key", "value", F.expr("unix_millis(timestamp)").alias("time"))
@@ -40,22 +41,36 @@ def read_results(spark: SparkSession, mesh: Mesh, log: Range, topic: str, scanne
 
 
 def compare(expected: DataFrame, found: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """One row per id: #id, #time, #expected (bool), #found (records), #wrong (the columns that differ, or why it cannot be read)."""
-    left = expected.select("#id", F.col("#time").alias("e_time"), F.struct(*_columns(columns)).alias("e"), F.lit(True).alias("is_expected"))
-    right = found.where("`#inside`").select(
-        "#id", F.col("#time").alias("f_time"), F.struct(*_columns(columns)).alias("f"), "#problem", F.lit(True).alias("is_found")
-    )
+    """One row per id: #id, #time, #expected (bool), #found (records), #outside (records), #wrong (what differs), and the digests' parts."""
+    left = expected.select("#id", F.col("#time").alias("e_time"), F.struct(*_columns(columns)).alias("e"), F.lit(True).alias("is_expected"), *hashes(columns, "e"))
+    inside = F.when(F.col("#inside"), F.lit(True))
+    right = found.select("#id", F.col("#time").alias("f_time"), F.struct(*_columns(columns)).alias("f"), "#problem", inside.alias("is_found"), *hashes(columns, "f"))
     both = left.join(right, "#id", "full_outer")
     differs = [F.when(~F.col(f"e.{spark_name(c)}").eqNullSafe(_found_value(c, kind)), F.lit(c)) for c, kind in columns.items()]
     named = F.concat_ws(", ", F.when(F.col("e_time") != F.col("f_time"), F.lit("(time)")), *differs)
     wrong = F.when(F.col("is_expected") & F.col("is_found"), F.coalesce(F.concat(F.lit("(unreadable) "), "#problem"), named))
-    rows = both.select("#id", "e_time", "f_time", "is_expected", "is_found", F.nullif(wrong, F.lit("")).alias("wrong"))
+    rows = both.withColumn("wrong", F.nullif(wrong, F.lit("")))
+    there = F.col("is_found").isNotNull()
     return rows.groupBy("#id").agg(
         F.coalesce(F.max("e_time"), F.max("f_time")).alias("#time"),
         F.coalesce(F.max("is_expected"), F.lit(False)).alias("#expected"),
         F.count("is_found").alias("#found"),
+        F.count_if(F.col("f_time").isNotNull() & ~there).alias("#outside"),
         F.max("wrong").alias("#wrong"),
+        *[F.max(name).alias(name) for name in ("e0", "e1")],  # an expected row is one row, however often it was found
+        *[F.sum(F.when(there, F.col(name))).alias(name) for name in ("f0", "f1")],
     )
+
+
+def hashes(columns: Mapping[str, str], prefix: str) -> list[Column]:
+    """Two 60-bit pieces of the SHA-256 of a row: summed modulo 2^64 they name a multiset of rows whatever their order."""
+    parts = [F.col("#id"), F.col("#time").cast("string")]
+    for name, kind in columns.items():
+        column = F.col(spark_name(name))
+        column = column + F.lit(0.0) if kind == "float64" else column
+        parts.append(F.coalesce(F.concat(F.lit("="), column.cast("string")), F.lit("null")))
+    sha = F.sha2(F.concat_ws("\x1f", *parts), 256)
+    return [F.conv(F.substring(sha, start, 15), 16, 10).cast("bigint").alias(f"{prefix}{i}") for i, start in enumerate((1, 16))]
 
 
 def _columns(columns: Mapping[str, str]) -> list[Column]:
@@ -65,20 +80,6 @@ def _columns(columns: Mapping[str, str]) -> list[Column]:
 def _found_value(name: str, kind: str) -> Column:
     column = F.col(f"f.{spark_name(name)}")
     return column + F.lit(0.0) if kind == "float64" else column  # -0.0 equals 0.0
-
-
-def totals(merged: DataFrame) -> Row:
-    there, asked = F.col("#found") > 0, F.col("#expected")
-    return merged.agg(
-        F.count_if(asked).alias("expected"),
-        F.coalesce(F.sum("#found"), F.lit(0)).alias("found"),
-        F.count_if(asked & ~there).alias("missing"),
-        F.count_if(~asked).alias("extra"),
-        F.coalesce(F.sum(F.when(there, F.col("#found") - 1)), F.lit(0)).alias("duplicate"),
-        F.count_if(F.col("#wrong").isNotNull()).alias("wrong"),
-        F.min("#time").alias("first"),
-        F.max("#time").alias("last"),
-    ).collect()[0]
 
 
 def interval_ms(first: int, last: int) -> int:
@@ -93,53 +94,73 @@ def interval_ms(first: int, last: int) -> int:
     return DAY_MS * -(-(last - first) // (DAY_MS * (MAX_INTERVALS - 2)))
 
 
-def intervals(merged: DataFrame, width: int) -> tuple[Interval, ...]:
+@dataclass(frozen=True)
+class Summary:
+    expected: int
+    found: int
+    missing: int
+    extra: int
+    duplicate: int
+    wrong: int
+    outside: int
+    digest_expected: str
+    digest_found: str
+    intervals: tuple[Interval, ...]
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.missing or self.extra or self.duplicate or self.wrong)
+
+
+def summarize(merged: DataFrame, width: int, first: int, last: int) -> Summary:
+    """All counts in one pass, per interval. The times of right results lie in [first, last]; others are put at the edge they are beyond."""
     there, asked, bad = F.col("#found") > 0, F.col("#expected"), F.col("#wrong").isNotNull()
-    slot = F.floor(F.col("#time") / F.lit(width))
-    rows = merged.groupBy(slot.alias("slot")).agg(
-        F.count_if(asked).alias("expected"),
-        F.count_if(asked & there & ~bad).alias("right"),
-        F.count_if(asked & ~there).alias("missing"),
-        F.count_if(bad).alias("wrong"),
-        F.count_if(~asked).alias("extra"),
-    )
-    return tuple(
-        Interval(int(r["slot"]) * width, r["expected"], r["right"], r["missing"], r["wrong"], r["extra"])
-        for r in sorted(rows.collect(), key=lambda row: int(row["slot"]))
+    time = F.greatest(F.lit(first), F.least(F.lit(last), F.col("#time")))
+    counts = {
+        "expected": F.count_if(asked), "found": F.sum("#found"), "right": F.count_if(asked & there & ~bad), "missing": F.count_if(asked & ~there),
+        "wrong": F.count_if(bad), "extra": F.count_if(~asked & there), "duplicate": F.sum(F.when(there, F.col("#found") - 1)), "outside": F.sum("#outside"),
+        "e0": F.sum("e0"), "e1": F.sum("e1"), "f0": F.sum("f0"), "f1": F.sum("f1"),
+    }  # fmt: skip
+    slot = F.floor(time / F.lit(width)).cast("bigint")
+    grouped = merged.groupBy(slot.alias("slot")).agg(*[F.coalesce(column, F.lit(0)).alias(name) for name, column in counts.items()])
+    rows = sorted(grouped.collect(), key=lambda row: int(row["slot"]))
+    total = {name: sum(int(row[name]) for row in rows) for name in counts}
+    shown = [r for r in rows if r["expected"] or r["extra"]]
+    return Summary(
+        **{name: total[name] for name in ("expected", "found", "missing", "extra", "duplicate", "wrong", "outside")},
+        digest_expected=digest(total["expected"], total["e0"], total["e1"]),
+        digest_found=digest(total["found"], total["f0"], total["f1"]),
+        intervals=tuple(Interval(int(r["slot"]) * width, r["expected"], r["right"], r["missing"], r["wrong"], r["extra"]) for r in shown),
     )
 
 
-def digest(columns: Mapping[str, str]) -> Column:
-    """An aggregate that names a multiset of rows whatever their order: two sums modulo 2^64 over pieces of each row's SHA-256."""
-    parts = [F.col("#id"), F.col("#time").cast("string")]
-    for name, kind in columns.items():
-        column = F.col(spark_name(name))
-        column = column + F.lit(0.0) if kind == "float64" else column
-        parts.append(F.coalesce(F.concat(F.lit("="), column.cast("string")), F.lit("null")))
-    sha = F.sha2(F.concat_ws("\x1f", *parts), 256)
-    sums = [F.sum(F.conv(F.substring(sha, start, 15), 16, 10).cast("bigint")) for start in (1, 16)]
-    return F.concat_ws(":", F.count(F.lit(1)).cast("string"), *[F.lpad(F.hex(F.coalesce(s, F.lit(0))), 16, "0") for s in sums])
+def digest(count: int, *sums: int) -> str:
+    """
+    >>> digest(2, 2**64 + 5, -1)
+    '2:0000000000000005:ffffffffffffffff'
+    """
+    return ":".join([str(count), *[f"{value % 2**64:016x}" for value in sums]])
 
 
 def samples(merged: DataFrame, expected: DataFrame, found: DataFrame) -> dict[str, list[dict[str, Any]]]:
     """The first few ids of each kind of difference, with what was expected and what was found."""
-    kinds = {
-        "missing": "`#expected` AND `#found` = 0",
-        "extra": "NOT `#expected`",
-        "duplicate": "`#found` > 1",
-        "wrong": "`#wrong` IS NOT NULL",
-    }
-    picked = {kind: merged.where(test).orderBy("#time", "#id").limit(SAMPLES).collect() for kind, test in kinds.items()}
-    ids = sorted({row["#id"] for rows in picked.values() for row in rows})
+    kinds = {"missing": "`#expected` AND `#found` = 0", "extra": "NOT `#expected` AND `#found` > 0", "duplicate": "`#found` > 1", "wrong": "`#wrong` IS NOT NULL"}
+    named = F.array_compact(F.array(*[F.when(F.expr(test), F.lit(kind)) for kind, test in kinds.items()]))
+    place = F.row_number().over(Window.partitionBy("kind").orderBy("#time", "#id"))
+    picked = merged.select("*", F.explode(named).alias("kind")).withColumn("place", place).where(F.col("place") <= SAMPLES)
+    rows = sorted(picked.collect(), key=lambda row: int(row["place"]))
+    ids = sorted({row["#id"] for row in rows})
     truth, records = _values(expected, ids), _values(found.where("`#inside`"), ids)
-    return {
-        kind: [
-            {"id": row["#id"], "records": row["#found"], "differs": row["#wrong"], "expected": truth.get(row["#id"], [None])[0], "found": records.get(row["#id"], [])}
-            for row in rows
-        ]
-        for kind, rows in picked.items()
-        if rows
-    }  # fmt: skip
+    chosen: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        id = row["#id"]
+        sample = {"id": id, "records": row["#found"], "differs": row["#wrong"], "expected": truth.get(id, [None])[0], "found": records.get(id, [])}
+        chosen.setdefault(row["kind"], []).append(sample)
+    return chosen
+
+
+def wrong_columns(merged: DataFrame) -> dict[str, int]:
+    return {row["#wrong"]: row["count"] for row in merged.where("`#wrong` IS NOT NULL").groupBy("#wrong").count().collect()}
 
 
 def _values(frame: DataFrame, ids: list[str]) -> dict[str, list[dict[str, Any]]]:

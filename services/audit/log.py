@@ -43,7 +43,10 @@ class Range:
 
 
 def take_range(mesh: Mesh, needed: Iterable[str], optional: Iterable[str], cut: Mapping[str, Any] | None) -> Range:
-    """Ask the broker once for the offsets of every topic. A needed topic that is not there is an error."""
+    """Ask the broker once for the offsets of every topic. A needed topic that is not there is an error.
+
+    A cut taken from an earlier report may name results of other queries: those are not this audit's business.
+    """
     consumer = Consumer({**mesh.kafka, "group.id": f"{mesh.name}.audit", "enable.auto.commit": False, "isolation.level": "read_committed", "log_level": 0})  # fmt: skip
     try:
         known = consumer.list_topics(timeout=TIMEOUT_S).topics
@@ -62,7 +65,7 @@ def take_range(mesh: Mesh, needed: Iterable[str], optional: Iterable[str], cut: 
         raise MachineError(f"no answer from Kafka at {mesh.bootstrap}: {error.args[0].str()}") from None
     finally:
         consumer.close()
-    cut = cut or {}
+    cut = {side: {t: o for t, o in offsets.items() if t in begin or not t.startswith(f"{mesh.name}.")} for side, offsets in (cut or {}).items()}
     return Range(begin, _within(begin, end, cut.get("from"), begin), _within(begin, end, cut.get("to"), end))
 
 

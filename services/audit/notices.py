@@ -16,7 +16,7 @@ from schemas.mesh import Mesh
 from services.audit.batches import BROKEN, LATE, OK, notice_mapper
 from services.audit.log import Range, read_topic
 from services.audit.session import map_in_arrow
-from services.audit.truth import IDLE, in_cut
+from services.audit.truth import IDLE, empty, in_cut
 from services.audit.verdict import SAMPLES, StreamVerdict
 
 SCHEMA = "`#name` string, `#partition` bigint, `#offset` bigint, `#ts` bigint, `#reason` string, `#watermark` bigint"
@@ -37,10 +37,17 @@ def read_notices(spark: SparkSession, mesh: Mesh, log: Range) -> Notices:
     return Notices(read(topics.late(mesh.name), "stream"), read(topics.dead(mesh.name), "topic"))
 
 
-def judge_streams(spark: SparkSession, mesh: Mesh, log: Range, events: Mapping[str, DataFrame], notices: Notices) -> dict[str, StreamVerdict]:
+@dataclass(frozen=True)
+class Streams:
+    verdicts: Mapping[str, StreamVerdict]
+    first_ms: int  # the time of every expected result lies between these: the earliest and latest usable event
+    last_ms: int
+
+
+def judge_streams(spark: SparkSession, mesh: Mesh, log: Range, events: Mapping[str, DataFrame], notices: Notices) -> Streams:
     """Counts of every stream's events within the cut, and the differences between those set aside and their notices."""
     inside = {name: frame.where(in_cut(log, mesh.streams[name].topic)) for name, frame in events.items()}
-    counts = _status_counts(inside)
+    counts, first_ms, last_ms = _status_counts(inside)
     differences = _differences(spark, mesh, log, inside, notices)
     found: dict[str, StreamVerdict] = {}
     for name in events:
@@ -56,16 +63,22 @@ def judge_streams(spark: SparkSession, mesh: Mesh, log: Range, events: Mapping[s
             reasons={str(reason): n for (status, reason), n in sorted(mine.items(), key=str) if status == BROKEN},
             samples={kind: some for kind, some in samples.items() if some},
         )  # fmt: skip
-    return found
+    return Streams(found, first_ms, last_ms)
 
 
-def _status_counts(inside: Mapping[str, DataFrame]) -> dict[str, dict[tuple[str, str | None], int]]:
+Counts = dict[str, dict[tuple[str, str | None], int]]  # stream -> (status, reason) -> records
+
+
+def _status_counts(inside: Mapping[str, DataFrame]) -> tuple[Counts, int, int]:
     """One job over all streams: it also fills Spark's cache of them."""
-    tagged = [frame.select(F.lit(name).alias("stream"), "#status", "#reason") for name, frame in inside.items()]
-    found: dict[str, dict[tuple[str, str | None], int]] = {}
-    for row in reduce(DataFrame.unionAll, tagged).groupBy("stream", "#status", "#reason").count().collect():
-        found.setdefault(row["stream"], {})[row["#status"], row["#reason"]] = row["count"]
-    return found
+    tagged = [frame.select(F.lit(name).alias("stream"), "#status", "#reason", "#ts") for name, frame in inside.items()]
+    grouped = reduce(DataFrame.unionAll, tagged).groupBy("stream", "#status", "#reason")
+    rows = grouped.agg(F.count(F.lit(1)).alias("n"), F.min("#ts").alias("first"), F.max("#ts").alias("last")).collect()
+    found: Counts = {}
+    for row in rows:
+        found.setdefault(row["stream"], {})[row["#status"], row["#reason"]] = row["n"]
+    usable = [row for row in rows if row["#status"] == OK]
+    return found, min((row["first"] for row in usable), default=0), max((row["last"] for row in usable), default=0)
 
 
 @dataclass
@@ -117,7 +130,7 @@ def _noted(spark: SparkSession, mesh: Mesh, log: Range, inside: Mapping[str, Dat
         if frame is not None
     ]
     if not parts:
-        return spark.createDataFrame([], "kind string, `#name` string, `#partition` bigint, `#offset` bigint")
+        return empty(spark, "kind string, `#name` string, `#partition` bigint, `#offset` bigint")
     located = reduce(DataFrame.unionAll, parts).distinct().join(F.broadcast(bounds), ["kind", "#name", "#partition"], "left")
     known = F.col("low").isNull() | ((F.col("#offset") >= F.col("low")) & (F.col("#offset") < F.col("high")))
     return located.where(F.coalesce(known, F.lit(True))).select(*KEYS)

@@ -16,12 +16,12 @@ from schemas.errors import JoinmeshError
 from schemas.mesh import Mesh, did_you_mean
 from services.audit import compare
 from services.audit.log import Range, control_history, publish, take_range
-from services.audit.notices import judge_streams, read_notices
+from services.audit.notices import Streams, judge_streams, read_notices
 from services.audit.report import table, write_report
 from services.audit.scan import Scanned, scan
 from services.audit.session import CONNECTOR, ship, start_session
 from services.audit.truth import expected_results, idle_events, in_cut, read_events
-from services.audit.verdict import StreamVerdict, Verdict
+from services.audit.verdict import Verdict
 
 
 def run(mesh: Mesh, query: str | None, *, cut: Mapping[str, Any] | None, report_dir: Path, master: str, memory: str, progress: Callable[[str], None]) -> list[Verdict]:  # fmt: skip
@@ -92,35 +92,26 @@ def _judge(spark: SparkSession, mesh: Mesh, log: Range, queries: list[Scanned], 
             frame.unpersist()
 
 
-def _judge_query(spark: SparkSession, mesh: Mesh, log: Range, scanned: Scanned, events: Mapping[str, DataFrame], judged: Mapping[str, StreamVerdict]) -> Verdict:  # fmt: skip
+def _judge_query(spark: SparkSession, mesh: Mesh, log: Range, scanned: Scanned, events: Mapping[str, DataFrame], judged: Streams) -> Verdict:
     began = time.monotonic()
     names = list(dict.fromkeys(source.stream for source in scanned.sources))
     truth = expected_results(spark, scanned, events, {name: in_cut(log, mesh.streams[name].topic) for name in names})
-    expected = truth.frame.persist()
-    found = compare.read_results(spark, mesh, log, topics.results(mesh.name, scanned.name), scanned, truth).persist()
-    merged = compare.compare(expected, found, truth.columns).persist()
+    found = compare.read_results(spark, mesh, log, topics.results(mesh.name, scanned.name), scanned, truth)
+    merged = compare.compare(truth.frame, found, truth.columns).persist()
     try:
-        total = compare.totals(merged)
-        width = compare.interval_ms(total["first"] or 0, total["last"] or 0)
-        differs = total["missing"] or total["extra"] or total["duplicate"] or total["wrong"]
-        wrong_columns = merged.where("`#wrong` IS NOT NULL").groupBy("#wrong").count().collect() if total["wrong"] else []
-        proof = found.where("`#inside`").agg(compare.digest(truth.columns).alias("digest")).collect()[0]["digest"]
+        width = compare.interval_ms(judged.first_ms, judged.last_ms)
+        total = compare.summarize(merged, width, judged.first_ms, judged.last_ms)
         return Verdict(
-            query=scanned.name, text=scanned.text, expected=total["expected"], found=total["found"], missing=total["missing"],
-            extra=total["extra"], duplicate=total["duplicate"], wrong=total["wrong"],
-            outside=found.where("NOT `#inside`").count(),
-            wrong_columns={row["#wrong"]: row["count"] for row in wrong_columns},
-            interval_ms=width,
-            intervals=compare.intervals(merged, width),
-            digest_expected=expected.agg(compare.digest(truth.columns).alias("digest")).collect()[0]["digest"],
-            digest_found=proof,
-            streams=tuple(judged[name] for name in names),
-            samples=compare.samples(merged, expected, found) if differs else {},
+            query=scanned.name, text=scanned.text, expected=total.expected, found=total.found, missing=total.missing,
+            extra=total.extra, duplicate=total.duplicate, wrong=total.wrong, outside=total.outside,
+            wrong_columns=compare.wrong_columns(merged) if total.wrong else {},
+            interval_ms=width, intervals=total.intervals, digest_expected=total.digest_expected, digest_found=total.digest_found,
+            streams=tuple(judged.verdicts[name] for name in names),
+            samples=compare.samples(merged, truth.frame, found) if total.differs else {},
             seconds=round(time.monotonic() - began, 1),
         )  # fmt: skip
     finally:
-        for frame in (merged, found, expected):
-            frame.unpersist()
+        merged.unpersist()
 
 
 def _record(document: Mapping[str, Any], verdicts: list[Verdict]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def read_events(spark: SparkSession, mesh: Mesh, log: Range, stream: Stream, idl
     schema = ", ".join(columns + [f"{spark_name(name)} {SPARK_TYPE[kind]}" for name, kind in fields.items()])
     kafka = read_topic(spark, mesh, log, stream.topic)
     if kafka is None:
-        return spark.createDataFrame([], schema)
+        return empty(spark, schema)
     if kafka.rdd.getNumPartitions() > len(log.begin[stream.topic]):
         raise MachineError(f"Spark splits partitions of {stream.topic}: unset minPartitions, the audit needs them in offset order")
     mapper = event_mapper(fields, stream.event_time, stream.lateness_ms)
@@ -52,6 +52,10 @@ def read_events(spark: SparkSession, mesh: Mesh, log: Range, stream: Stream, idl
         status = F.when((F.col("#status") == OK) & F.col("#idle").isNotNull(), F.lit(IDLE)).otherwise(F.col("#status"))
         events = events.withColumn("#status", status).drop("#idle")
     return events
+
+
+def empty(spark: SparkSession, schema: str) -> DataFrame:
+    return spark.range(0).select(F.from_json(F.lit("{}"), schema).alias("row")).select("row.*")
 
 
 def idle_events(notices: DataFrame | None, stream: Stream) -> DataFrame | None:

@@ -21,7 +21,7 @@ _WORDS = {
     "method": ("card", "transfer", "cash"),
     "status": ("new", "open", "done"),
 }
-Message = dict[str, Any]
+Message = tuple[int, dict[str, Any]]  # partition, and what the producer takes
 
 
 class Encoder:
@@ -43,7 +43,7 @@ class Encoder:
         for turn, i in enumerate(broken):
             lines[i] = self._break(lines[i], turn + begin)
         partitions = rows.partition[part].tolist()
-        return [{"value": line, "key": key, "partition": p} for line, key, p in zip(lines, keys, partitions, strict=True)]
+        return [(p, {"value": line, "key": key}) for line, key, p in zip(lines, keys, partitions, strict=True)]
 
     def _column(self, name: str, rows: Sequence, part: slice, n: int) -> pl.Series:
         kind = self.stream.fields[name]

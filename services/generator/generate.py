@@ -125,9 +125,14 @@ def _produce(mesh: Mesh, work: Workload, sequences: dict[str, Sequence], encoder
 def _send(producer: Producer, topic: str, messages: list[Message], failed: Callable[[KafkaError | None, Any], None]) -> None:
     while len(producer) > QUEUE:  # never into a full queue: a refused message between accepted ones would change the order
         producer.poll(0.05)
-    if producer.produce_batch(topic, messages, on_delivery=failed) != len(messages):
-        refused = next(message["_error"] for message in messages if "_error" in message)
-        raise MachineError(f"an event for topic {topic} was refused: {refused}")
+    # A call per partition: produce_batch (2.16) ignores the partition that a single message asks for.
+    by_partition: dict[int, list[dict[str, Any]]] = {}
+    for partition, message in messages:
+        by_partition.setdefault(partition, []).append(message)
+    for partition, batch in by_partition.items():
+        if producer.produce_batch(topic, batch, partition=partition, on_delivery=failed) != len(batch):
+            refused = next(message["_error"] for message in batch if "_error" in message)
+            raise MachineError(f"an event for topic {topic} was refused: {refused}")
     producer.poll(0)
 
 

@@ -14,13 +14,13 @@ import time
 from typing import Any
 
 import msgspec
-import polars as pl
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemas import topics
 from schemas.block import NO_WATERMARK, encode_block
 from schemas.errors import StateError
 from schemas.mesh import Mesh
+from schemas.rows import Rows
 from services.ingest.alignment import Backlog, Place, may_go
 from services.runtime.control import wait_for_plans
 from services.runtime.kafka import client_config, source_partitions
@@ -168,7 +168,7 @@ class Ingest:
 
     def _round(self) -> None:
         now = time.monotonic()
-        rows: dict[str, list[pl.DataFrame]] = {}
+        rows: dict[str, list[Rows]] = {}
         for place in may_go(self.backlogs, self.slack_ms, now):
             backlog = self.backlogs[place]
             offsets, values = backlog.take(PER_PARTITION)
@@ -185,7 +185,7 @@ class Ingest:
                 self._set_aside(stream, topic, partition, offsets, values, read)
             rows.setdefault(stream, []).append(read.rows)
         for stream, frames in rows.items():
-            frame = pl.concat(frames) if len(frames) > 1 else frames[0]
+            frame = Rows.concat(frames)
             for router in self.routers[stream]:
                 self._send(router, router.send(frame, self.readers[stream]))
         self.counts["rounds"] += bool(rows)

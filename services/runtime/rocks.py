@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from rocksdict import AccessType, Options, Rdict, WriteBatch
 
-from schemas.block import decode_rows, encode_rows
 from schemas.errors import MachineError
+from schemas.rows import decode_rows, encode_rows
 from topology.node import Effects, Memo
 from topology.state import Run, Segment
 
@@ -130,7 +130,7 @@ class NodeDatabase:
                 segment.slice, segment.rows, segment.bytes, segment.min_start, segment.max_end, segment.max_start
             )
             head = _segments.encode(meta)
-            batch.put(_segment_key(side, segment.id), len(head).to_bytes(2, "big") + head + encode_rows(run.rows))
+            batch.put(_segment_key(side, segment.id), len(head).to_bytes(2, "big") + head + encode_rows(run.rows).to_pybytes())
         for side, id in effects.drops:
             batch.delete(_segment_key(side, id))
         entries = []
@@ -209,7 +209,7 @@ class RocksStore:
 
 
 def _size(run: Run) -> int:
-    return int(run.rows.estimated_size()) + 24 * len(run)
+    return run.rows.nbytes + 16 * len(run)
 
 
 def _segment_key(side: int, id: int) -> bytes:
