@@ -146,7 +146,7 @@ class _Reader:
         return items
 
     def value(self, node: yaml.Node) -> Any:
-        return yaml.SafeLoader("").construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return yaml.SafeLoader("").construct_object(node, deep=True)
 
     def text(self, node: yaml.Node, what: str) -> str:
         if not isinstance(node, yaml.ScalarNode) or node.value == "":

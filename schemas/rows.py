@@ -8,7 +8,7 @@ Invariant: all columns have the same length, and a fixed-width column without nu
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from schemas.errors import BlockError
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
-Column = npt.NDArray[Any] | pa.Array
+Column: TypeAlias = Any  # npt.NDArray, or pa.Array, which has no types of its own
 _FIXED = (pa.int64(), pa.uint64(), pa.float64(), pa.bool_())
 
 
@@ -27,7 +27,7 @@ def as_column(array: pa.Array) -> Column:
     """The numpy form where there is one."""
     if array.null_count or array.type not in _FIXED:
         return array
-    return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    return array.to_numpy(zero_copy_only=False)
 
 
 def as_arrow(column: Column) -> pa.Array:

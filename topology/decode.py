@@ -7,7 +7,7 @@ of the query, the batch it came in or the records around it. The audit has its o
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Annotated, Any
 
@@ -38,7 +38,7 @@ _EVENT_TIME = Annotated[int, msgspec.Meta(ge=MIN_TIME_MS, le=MAX_TIME_MS)]
 _RFC3339 = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+-])(\d\d):(\d\d))\Z", re.ASCII
 )
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Decoder:
             if name != self.stream.event_time:
                 optional.append((self._places[name], _TYPES[kind] | None, None))
         when = _EVENT_TIME if self.stream.fields[self.stream.event_time] is FieldType.INT64 else _EVENT_TIME | str
-        fields = [(self._places[self.stream.event_time], when), *optional]
+        fields: list[Any] = [(self._places[self.stream.event_time], when), *optional]
         names = {place: name for name, place in self._places.items()}
         return msgspec.defstruct("Event", fields, rename=names, gc=False)
 
@@ -135,7 +135,7 @@ def parse_time(value: int | str | None) -> int | None:
     if match is None:
         raise ValueError(f"{value!r} is not an RFC 3339 time with an offset, such as 2024-05-01T10:00:00.123Z")
     *parts, fraction, sign, hours, minutes = match.groups()
-    moment = datetime(*map(int, parts), tzinfo=timezone.utc)  # type: ignore[misc, arg-type]
+    moment = datetime(*map(int, parts), tzinfo=UTC)  # type: ignore[misc, arg-type]
     if sign:
         if int(hours) > 23 or int(minutes) > 59:
             raise ValueError(f"{value!r} has an offset out of range")

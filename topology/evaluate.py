@@ -8,7 +8,7 @@ Python floats and int64 and timestamp fields as ints, because the kind of number
 import math
 from collections.abc import Mapping
 
-from topology.expression import (
+from topology.expression_tree import (
     And,
     Arithmetic,
     ArithmeticOp,
@@ -97,8 +97,6 @@ def _wrap(number: int | float) -> int | float:
 
 def _order(left: Value, right: Value) -> int:
     """-1, 0 or 1. NaN is largest and equal to itself; text goes by its UTF-8 bytes; int meets float as float."""
-    a: tuple[bool, float] | tuple[bool, int] | bytes
-    b: tuple[bool, float] | tuple[bool, int] | bytes
     if isinstance(left, str) and isinstance(right, str):
         a, b = left.encode(), right.encode()
         return (a > b) - (a < b)

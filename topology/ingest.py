@@ -210,14 +210,14 @@ class Router:
             rows = rows.take(np.argsort(rows.ints(part_id(self.route.alias))))
             while len(rows) > count:
                 piece, rows = rows.slice(0, count), rows.slice(count, len(rows))
-                positions = self._reached(target, piece, reader)
+                positions = self._reached(target, piece)
                 self._remember(target, positions)
                 sends.append(self._to(target, "rows", positions, piece, reader))
         positions = self._positions(target, reader)
         self._remember(target, positions)
         return [*sends, self._to(target, "rows", positions, rows, reader)]
 
-    def _reached(self, target: int, piece: Rows, reader: StreamReader) -> list[Position]:
+    def _reached(self, target: int, piece: Rows) -> list[Position]:
         ids = piece.ints(part_id(self.route.alias))
         partitions, last = ids >> OFFSET_BITS, ids & ((1 << OFFSET_BITS) - 1)
         found = []

@@ -284,8 +284,8 @@ def _parts(side: Input) -> list[str]:
 def _equal(left: Column, right: Column) -> Mask:
     """Whether the keys of candidate pairs are really equal; hashes of text and of several columns may collide."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
-        return left == right
-    return pc.equal(left, right).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        return np.equal(left, right)
+    return np.asarray(pc.equal(left, right).to_numpy(zero_copy_only=False), np.bool_)
 
 
 def partition_rows(rows: Rows, partitions: int) -> dict[int, Rows]:

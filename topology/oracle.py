@@ -44,7 +44,7 @@ def truth(
 ) -> dict[str, tuple[dict[str, Value], int]]:
     """Result id -> (selected columns, result time)."""
     ready = {
-        source.alias: [e for e in on_time(streams[source.stream], [e for e in events if e.stream == source.stream])]
+        source.alias: list(on_time(streams[source.stream], [e for e in events if e.stream == source.stream]))
         for source in query.sources
     }
     conditions: list[Expression] = [c for conjuncts in query.selections.values() for c in conjuncts]

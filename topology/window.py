@@ -40,5 +40,6 @@ def validity(rows: Rows, windows_ms: Mapping[str, int]) -> tuple[I64, I64]:
         time = rows.ints(part_time(alias))
         start = time if start is None else np.maximum(start, time)
         end = time + window if end is None else np.minimum(end, time + window)
-    assert start is not None and end is not None
+    assert start is not None
+    assert end is not None
     return start, end

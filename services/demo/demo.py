@@ -44,7 +44,10 @@ def run_demo(folder: Path, events: int, keep: bool, mesh_file: str | None = None
         generated = generate(mesh, _workload(events, len(mesh.streams)), create=PARTITIONS, progress=progress)
         _step("the join, one process a service")
         started = time.monotonic()
-        Supervisor(mesh, folder / "data", lambda text: progress(f"  {text}"), QUIET_S).run()
+        supervisor = Supervisor(mesh, folder / "data", lambda text: progress(f"  {text}"), QUIET_S)
+        supervisor.run()
+        if supervisor.interrupted:
+            raise KeyboardInterrupt
         join_s = time.monotonic() - started
         reports = _reports(mesh)
         _step("the audit: Spark joins the same events on its own and compares")
@@ -141,7 +144,8 @@ def _summary(
 
 
 def _latency(sink: list[Report]) -> str | None:
-    values = [(r["latency_ms_p50"], r["latency_ms_p99"]) for r in sink if r.get("latency_ms_p50") is not None and r.get("latency_ms_p99") is not None]
+    pairs = [(r.get("latency_ms_p50", r.get("step_ms_p50")), r.get("latency_ms_p99", r.get("step_ms_p99"))) for r in sink]
+    values = [(p50, p99) for p50, p99 in pairs if p50 is not None and p99 is not None]
     return f"p50 {max(v[0] for v in values):,.0f} ms, p99 {max(v[1] for v in values):,.0f} ms" if values else None
 
 

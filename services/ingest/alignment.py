@@ -5,10 +5,10 @@ window however unevenly topics are read. A partition with nothing left to read h
 has not moved for a while.
 """
 
-from time import monotonic
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from time import monotonic
 
 STUCK_S = 5.0
 Place = tuple[str, int]  # topic, partition

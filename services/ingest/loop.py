@@ -124,7 +124,7 @@ class Ingest:
             place.offset = start
         consumer.assign([TopicPartition(p.topic, p.partition, p.offset) for p in stored])
 
-    def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+    def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:
         self._commit()
         for place in places:
             stream = self.by_topic[place.topic]
@@ -141,7 +141,7 @@ class Ingest:
                 backlog = backlogs.get((message.topic(), message.partition()))  # type: ignore[arg-type]
                 if backlog is not None:
                     backlog.offsets.append(message.offset())  # type: ignore[arg-type]
-                    backlog.values.append(message.value())  # type: ignore[arg-type]
+                    backlog.values.append(message.value())
             else:
                 self._fetch_error(message, error)
         for (topic, partition), backlog in backlogs.items():
@@ -182,7 +182,7 @@ class Ingest:
             self.counts["events_in"] += len(values)
             self.per_stream[stream]["events"] += len(values)
             if read.late or read.broken:
-                self._set_aside(stream, topic, partition, offsets, values, read)
+                self._set_aside(stream, topic, partition, values, read)
             rows.setdefault(stream, []).append(read.rows)
         for stream, frames in rows.items():
             frame = Rows.concat(frames)
@@ -196,7 +196,7 @@ class Ingest:
             self.sender.send(topic, send.partition, encode_block(send.block))
 
     def _set_aside(
-        self, stream: str, topic: str, partition: int, offsets: list[int], values: list[bytes | None], read: Read
+        self, stream: str, topic: str, partition: int, values: list[bytes | None], read: Read
     ) -> None:
         target = partition % self.mesh.partitions
         for late in read.late:

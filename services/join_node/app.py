@@ -11,7 +11,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import faust
 import mode
@@ -40,20 +40,20 @@ def serve(arguments: Arguments) -> int:
     return worker.run()
 
 
-class OwnOffsetsConsumer(Consumer):  # type: ignore[misc]
+class OwnOffsetsConsumer(Consumer):
     """Seeks to the offsets stored with the state instead of Kafka's."""
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
-        wanted = await self.app.node_worker.assigned(self.assignment(), self)
+        wanted = await cast(NodeApp, self.app).node_worker.assigned(self.assignment(), self)
         await self.seek_wait(wanted)
-        return wanted  # type: ignore[no-any-return]
+        return wanted
 
 
-class OwnOffsetsTransport(Transport):  # type: ignore[misc]
+class OwnOffsetsTransport(Transport):
     Consumer = OwnOffsetsConsumer
 
 
-class NodeApp(faust.App):  # type: ignore[misc]
+class NodeApp(faust.App):
     node_worker: "NodeWorker"
 
     def _new_transport(self) -> Any:
@@ -101,7 +101,7 @@ class NodeWorker:
             store="memory://",
         )
         app.node_worker = self
-        raw = {"key_serializer": "raw", "value_serializer": "raw", "key_type": bytes, "value_type": bytes, "acks": False}
+        raw: dict[str, Any] = {"key_serializer": "raw", "value_serializer": "raw", "key_type": bytes, "value_type": bytes, "acks": False}
         app.agent(app.topic(self.input_topic, **raw), name="join")(self._join)
         app.agent(app.topic(self.control_topic, **raw), name="control")(self._control)
         app.on_partitions_revoked.connect(self._revoked)
@@ -161,7 +161,7 @@ class NodeWorker:
             )
         return start if stored is None else stored
 
-    async def _revoked(self, app: Any, revoked: set[TP], **_: Any) -> None:
+    async def _revoked(self, *_: Any, **__: Any) -> None:
         # A step runs to its end before anything else on this loop, so none is in flight here.
         for partition in list(self.hosts):
             self.hosts.pop(partition).close()

@@ -110,7 +110,7 @@ class Sink:
             self.next[place.partition] = start
         consumer.assign([TopicPartition(p.topic, p.partition, self.next[p.partition]) for p in stored])
 
-    def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+    def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:
         self._close_transaction()
         for place in places:
             self.filters.pop(place.partition, None)

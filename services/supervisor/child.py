@@ -20,6 +20,8 @@ NO_USE_RESTARTING = 78  # EX_CONFIG: the same start would fail the same way
 LOG_BYTES_MOST = 50_000_000
 _LOUD = re.compile(r"\b(WARN|WARNING|ERROR|CRITICAL|FATAL)\b|^joinmesh[ a-z_]*: ")
 
+_NOISE = re.compile(r"%\d\|[^|]*\|TERMINATE\|")  # librdkafka's good-bye, after the line that says why
+
 
 def next_backoff(last_s: float | None, healthy_s: float) -> float:
     """
@@ -120,7 +122,7 @@ class Child:
         loud = []
         for raw in lines:
             line = raw.decode(errors="replace").rstrip()
-            if line.strip():
+            if line.strip() and not _NOISE.match(line):
                 self.last_line = line.strip()
             if _LOUD.search(line):
                 loud.append(line.strip())

@@ -41,6 +41,7 @@ class Supervisor:
         self.children: list[Child] = []
         self._stop: str | None = None
         self._failed: str | None = None
+        self.interrupted = False  # a signal, not idleness, ended it
         self._reports: ReportReader | None = None
         self._idle: IdleWatch | None = None
 
@@ -68,6 +69,7 @@ class Supervisor:
         return 0
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self.interrupted = True
         self._stop = self._stop or f"got {signal.Signals(number).name}"
 
     def _start(self) -> None:
