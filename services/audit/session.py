@@ -57,6 +57,7 @@ def _settings(local: bool, memory: str) -> dict[str, str]:
     if local:
         cores = os.cpu_count() or 2
         settings |= {
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -Xshare:auto",  # short jobs: compiling harder costs more than it gains
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -102,7 +103,7 @@ def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
     >>> java_settings({"bootstrap.servers": "b:1", "ssl.ca.location": "ca.pem"})["kafka.ssl.truststore.type"]
     'PEM'
     """
-    found = {"bootstrap.servers": kafka["bootstrap.servers"], "isolation.level": "read_committed"}
+    found = {"bootstrap.servers": kafka["bootstrap.servers"], "isolation.level": "read_committed", "max.poll.records": "20000"}
     for key in ("security.protocol", "ssl.endpoint.identification.algorithm", "ssl.key.password"):
         if key in kafka:
             found[key] = kafka[key].upper() if key == "security.protocol" else kafka[key]

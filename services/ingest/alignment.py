@@ -21,13 +21,15 @@ class Backlog:
     offsets: deque[int] = field(default_factory=deque)
     values: deque[bytes | None] = field(default_factory=deque)
     time: int | None = None  # event time reached
-    at_end: bool = False  # nothing more to fetch, as far as known
+    fetched: int = 0  # next offset to fetch
+    end: int | None = None  # where the topic was last seen to end
     moved_at: float = field(default_factory=monotonic)
     paused: bool = False
 
-    def add(self, offset: int, value: bytes | None) -> None:
-        self.offsets.append(offset)
-        self.values.append(value)
+    @property
+    def at_end(self) -> bool:
+        """Nothing more to fetch, as far as known."""
+        return self.end is not None and self.fetched >= self.end
 
     def take(self, count: int) -> tuple[list[int], list[bytes | None]]:
         if count >= len(self.offsets):

@@ -117,7 +117,7 @@ class Ingest:
             self.readers[stream].readings[place.partition] = reading
             for router in self.routers[stream]:
                 router.assign(place.partition, start)
-            backlog = Backlog(at_end=start >= high)
+            backlog = Backlog(fetched=start, end=high)
             backlog.time = reading.max_time if reading.max_time != NO_WATERMARK else None
             self.backlogs[place.topic, place.partition] = backlog
             self.committed[place.topic, place.partition] = start
@@ -146,7 +146,7 @@ class Ingest:
                 self._fetch_error(message, error)
         for (topic, partition), backlog in backlogs.items():
             if backlog.offsets:
-                backlog.at_end = False
+                backlog.fetched = backlog.offsets[-1] + 1
             if len(backlog) > BACKLOG_MOST and not backlog.paused:
                 backlog.paused = True
                 self.consumer.pause([TopicPartition(topic, partition)])
@@ -158,7 +158,7 @@ class Ingest:
         if error.code() == KafkaError._PARTITION_EOF:
             backlog = self.backlogs.get((message.topic(), message.partition()))  # type: ignore[arg-type]
             if backlog is not None:
-                backlog.at_end = True
+                backlog.end = message.offset()
         elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
             raise StateError(f"source topic {message.topic()} no longer holds the next record to read: {error.str()}")
         elif error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:

@@ -16,7 +16,6 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from pyspark.sql import SparkSession
 
 from schemas import topics
 from schemas.errors import JoinmeshError, TopicError
@@ -131,10 +130,11 @@ def truth(world: World) -> dict[str, tuple[int, Row]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+@pytest.fixture(scope="module", autouse=True)
+def _spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One Spark for all: an audit uses the session that is there."""
     session = start_session("local[2]", "1g", tmp_path_factory.mktemp("spark") / "spark.log")
-    yield session
+    yield
     session.stop()
 
 
@@ -210,7 +210,7 @@ def shop(world: World, truth: dict[str, tuple[int, Row]]) -> Mesh:
 
 
 @pytest.fixture(scope="module")
-def verdicts(spark: SparkSession, shop: Mesh, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Verdict], Path]:
+def verdicts(shop: Mesh, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Verdict], Path]:
     report = tmp_path_factory.mktemp("report")
     found = run_audit(shop, report_dir=report, progress=lambda _: None)
     return {verdict.query: verdict for verdict in found}, report
@@ -295,14 +295,14 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_a_cut_judges_only_what_lies_inside_and_can_be_repeated(spark: SparkSession, shop: Mesh, world: World, truth: dict[str, tuple[int, Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_a_cut_judges_only_what_lies_inside_and_can_be_repeated(shop: Mesh, truth: dict[str, tuple[int, Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     orders, payments = shop.streams["orders"].topic, shop.streams["payments"].topic
     (tmp_path / "to.json").write_text(json.dumps({orders: {"0": 150}}))
     (tmp_path / "from.json").write_text(json.dumps({payments: {"1": 60}}))
 
     def inside(id: str) -> bool:
         parts = [part.split(":") for part in id.split("|")]
-        return not any((s, p) == ("orders", "0") and int(o) >= 150 or (s, p) == ("payments", "1") and int(o) < 60 for s, p, o in parts)
+        return not any(((s, p) == ("orders", "0") and int(o) >= 150) or ((s, p) == ("payments", "1") and int(o) < 60) for s, p, o in parts)
 
     kept = sum(inside(id) for id in truth)
     assert 0 < kept < len(truth)
@@ -318,7 +318,7 @@ def test_a_cut_judges_only_what_lies_inside_and_can_be_repeated(spark: SparkSess
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_idle_events_are_believed_and_wrong_notices_found(spark: SparkSession, world: World, truth: dict[str, tuple[int, Row]], tmp_path: Path) -> None:
+def test_idle_events_are_believed_and_wrong_notices_found(world: World, truth: dict[str, tuple[int, Row]], tmp_path: Path) -> None:
     mesh = world.mesh("idle", ["q"], idle=True)
     gone = [id for id, *_ in world.events["payments"][40:80]]
     rest = answer(world.events | {"payments": [e for e in world.events["payments"] if e[0] not in gone]})
@@ -341,10 +341,10 @@ def test_idle_events_are_believed_and_wrong_notices_found(spark: SparkSession, w
     assert not verdict.passed
 
 
-def test_nothing_to_audit_is_said_plainly(spark: SparkSession, world: World, shop: Mesh, tmp_path: Path) -> None:
+def test_nothing_to_audit_is_said_plainly(world: World, shop: Mesh, tmp_path: Path) -> None:
     with pytest.raises(TopicError, match=r"topic .*\.good\.results is not on"):
         run_audit(world.mesh("nobody", ["good"]), report_dir=tmp_path, progress=lambda _: None)
-    with pytest.raises(JoinmeshError, match="no query `goood`.*did you mean `good`"):
+    with pytest.raises(JoinmeshError, match=r"no query `goood`.*did you mean `good`"):
         run_audit(shop, "goood", report_dir=tmp_path, progress=lambda _: None)
     with pytest.raises(TopicError, match="the log holds 0 to 220"):
         run_audit(shop, "good", cut={"to": {shop.streams["orders"].topic: {"0": 1000}}}, report_dir=tmp_path, progress=lambda _: None)
