@@ -7,6 +7,7 @@ Functions of this file and of `decode` travel to the workers by value (`session.
 nothing of ours installed, only pyarrow.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,13 @@ from services.audit.decode import CONVERT, Broken, Value, event_decoder, parse_o
 OK, LATE, BROKEN = "ok", "late", "broken"
 ARROW: dict[str, pa.DataType] = {"int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(), "string": pa.string(), "timestamp": pa.int64()}
 Batches = Iterator["pa.RecordBatch"]
+
+
+def _forget_jars() -> None:
+    """Spark has its own jar on a worker's import path, whose index is read anew for every task; no Python is in it."""
+    sys.path[:] = [entry for entry in sys.path if not entry.endswith(".jar")]
+    for entry in [entry for entry in sys.path_importer_cache if entry.endswith(".jar")]:
+        del sys.path_importer_cache[entry]
 
 
 def _transposed(rows: Sequence[Sequence[Any]], width: int) -> list[tuple[Any, ...]]:
@@ -37,6 +45,7 @@ def event_mapper(fields: Mapping[str, str], event_time: str, lateness_ms: int) -
     nothing: list[Value] = [None] * width
 
     def run(batches: Batches) -> Batches:
+        _forget_jars()
         decode = event_decoder(fields, event_time)
         newest: dict[int, int] = {}
         last: dict[int, int] = {}
@@ -117,6 +126,7 @@ def result_mapper(columns: Mapping[str, str], streams: tuple[str, ...], cut: Cut
         return row, f"column {missing[0]} is not there" if missing else None
 
     def run(batches: Batches) -> Batches:
+        _forget_jars()
         for batch in batches:
             keys, values, times = (column.to_pylist() for column in batch.columns)
             ids = [(key or b"").decode("utf-8", "backslashreplace") for key in keys]
@@ -154,6 +164,7 @@ def notice_mapper(name: str) -> Callable[[Batches], Batches]:
         return row
 
     def run(batches: Batches) -> Batches:
+        _forget_jars()
         for batch in batches:
             rows = [decode(value) for value in batch.column(0).to_pylist()]
             data = _transposed(rows, len(kinds))

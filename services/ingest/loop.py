@@ -65,6 +65,7 @@ class Ingest:
         self.committed: dict[Place, int] = {}
         self.sender = Sender(mesh)
         self.reporter = Reporter(mesh, self.sender.producer, "ingest", f"ingest-{instance}")
+        self.first_event_ms: int | None = None
         self.counts = dict.fromkeys(("events_in", "late", "dead", "rounds"), 0)
         self.per_stream = {name: {"events": 0, "late": 0, "dead": 0} for name in self.readers}
         self.consumer = Consumer(client_config(
@@ -169,6 +170,8 @@ class Ingest:
     def _round(self) -> None:
         now = time.monotonic()
         rows: dict[str, list[Rows]] = {}
+        if self.first_event_ms is None and any(len(b) for b in self.backlogs.values()):
+            self.first_event_ms = int(time.time() * 1000)
         for place in may_go(self.backlogs, self.slack_ms, now):
             backlog = self.backlogs[place]
             offsets, values = backlog.take(PER_PARTITION)
@@ -275,7 +278,7 @@ class Ingest:
         low = min(watermarks, default=NO_WATERMARK)
         routers = [r for group in self.routers.values() for r in group]
         self.reporter.send(
-            **self.counts, lag=lag, watermark_ms=low if low != NO_WATERMARK else None,
+            **self.counts, first_event_ms=self.first_event_ms, lag=lag, watermark_ms=low if low != NO_WATERMARK else None,
             rows_out=sum(r.rows_out for r in routers), null_keys=sum(r.dropped_null for r in routers),
             filtered=sum(r.dropped_selection for r in routers), streams=self.per_stream, alarms=self._alarms(),
         )  # fmt: skip

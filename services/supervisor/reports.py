@@ -104,6 +104,16 @@ class IdleWatch:
         self._seen: tuple[object, ...] = ()
         self._since_ms = self.began_ms
 
+    def waiting_for(self, reports: dict[str, Report]) -> str:
+        """How far it is, in a few words, for a person who waits."""
+        words = []
+        for service in self.services:
+            mine = [r for r in instances(reports, service).values() if float(r.get("at_ms", 0)) >= self.began_ms]
+            lag = sum(int(r.get("lag") or 0) for r in mine)
+            words += [f"{service} has {lag:,} to read" if mine else f"{service} has not reported yet"] if lag or not mine else []
+        read = sum(int(r.get("events_in") or 0) for r in instances(reports, "ingest").values())
+        return f"{read:,} events read; " + (", ".join(words) or "nothing left to read, waiting for quiet")
+
     def idle(self, reports: dict[str, Report]) -> bool:
         counters: list[object] = []
         oldest_ms = float("inf")

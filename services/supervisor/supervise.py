@@ -22,6 +22,7 @@ from services.supervisor.child import NO_USE_RESTARTING, Child, how_it_ended
 from services.supervisor.reports import IdleWatch, ReportReader
 
 STOP_S = 30.0
+SAY_EVERY_S = 5.0
 _PREFIX = re.compile(r"^joinmesh[ a-z_]*: ")
 Say = Callable[[str], None]
 
@@ -42,6 +43,7 @@ class Supervisor:
         self._stop: str | None = None
         self._failed: str | None = None
         self.interrupted = False  # a signal, not idleness, ended it
+        self._said = time.monotonic()
         self._reports: ReportReader | None = None
         self._idle: IdleWatch | None = None
 
@@ -96,6 +98,9 @@ class Supervisor:
             self._reports.poll()
             if self._stop is None and all(child.alive for child in self.children) and self._idle.idle(self._reports.latest):
                 self._stop = f"everything is processed and quiet since {self.until_idle_s:g} s"
+            elif time.monotonic() - self._said >= SAY_EVERY_S:
+                self._said = time.monotonic()
+                self.say(self._idle.waiting_for(self._reports.latest))
 
     def _on_end(self, child: Child, code: int) -> None:
         for line in child.loud_lines():

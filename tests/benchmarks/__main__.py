@@ -1,0 +1,291 @@
+"""`make bench`: a 2-way join of JSON events, Kafka to Kafka, beside a hand-written join in the same run.
+
+The work: two streams, 60 s windows, about 60,000 events a side in a window, about one match per event. Printed: events/s (from the first
+event read to the last result written), CPU seconds per million events over all services, peak memory; then p50 and p99 latency at a fixed
+10,000 events/s (from an event's creation to its result in the hands of a read_committed reader).
+Every run's results are counted against the truth; a wrong count is an error, not a figure.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import psutil
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from schemas.mesh import Mesh, parse_mesh
+from schemas.topics import Topic
+from services.broker import LocalBroker
+from services.runtime.kafka import ensure_topics
+from services.runtime.queries import parse_queries, services_of, topics_of
+
+WINDOW_MS, KEYS, PARTITIONS = 60_000, 60_000, 4
+MESH = """
+mesh: {name}
+kafka: {{bootstrap: "{bootstrap}"}}
+partitions: 4
+streams:
+  a: {{topic: {a}, event_time: ts, lateness: 1s, fields: {{id: int64, ts: int64, x: int64}}}}
+  b: {{topic: {b}, event_time: ts, lateness: 1s, fields: {{id: int64, ts: int64, x: int64}}}}
+queries:
+  pairs: |
+    SELECT a.id AS a_id, b.id AS b_id FROM a [RANGE 60 SECONDS], b [RANGE 60 SECONDS] WHERE a.x = b.x
+"""
+
+
+def make_events(side: int, count: int, start_ms: int = 1_700_000_000_000) -> pl.DataFrame:
+    rng = np.random.default_rng(side + 1)
+    times = start_ms + np.arange(count) - rng.integers(0, 500, count)
+    return pl.DataFrame({"id": np.arange(count), "ts": times, "x": rng.integers(0, KEYS, count), "y": rng.integers(0, KEYS, count)})
+
+
+def load(bootstrap: str, topic: str, events: pl.DataFrame) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
+    lines = events.with_columns(v=pl.lit("payload-of-no-interest")).write_ndjson().split("\n")
+    for begin in range(0, len(events), 50_000):
+        part = lines[begin : begin + 50_000]
+        keys = events["x"][begin : begin + 50_000].to_list()
+        for line, key in zip(part, keys, strict=False):
+            producer.produce(topic, line, partition=key % PARTITIONS)
+        producer.flush()
+
+
+def count_pairs(a: pl.DataFrame, b: pl.DataFrame) -> int:
+    """The truth: on-time events of each side, pairs of equal x within the window."""
+    def on_time(events: pl.DataFrame) -> pl.DataFrame:
+        largest = pl.col("ts").cum_max().shift(1).over(pl.col("x") % PARTITIONS).fill_null(0)
+        return events.filter(pl.col("ts") >= largest - 1000)
+
+    pairs = on_time(a).join(on_time(b), on="x", suffix="_b")
+    return int(pairs.select(((pl.col("ts") - pl.col("ts_b")).abs() <= WINDOW_MS).sum()).item())
+
+
+class Meter:
+    """CPU and memory of some processes over time."""
+
+    def __init__(self, processes: list[psutil.Process]) -> None:
+        self.processes, self.samples, self._stop = processes, [], threading.Event()  # type: ignore[var-annotated]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.1):
+            cpu, memory = 0.0, 0
+            for process in self.processes:
+                with contextlib.suppress(psutil.Error):
+                    times = process.cpu_times()
+                    cpu += times.user + times.system
+                    memory += process.memory_info().rss
+            self.samples.append((time.time(), cpu, memory))
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def cpu(self, begin: float, end: float) -> float:
+        inside = [cpu for at, cpu, _ in self.samples if begin - 0.1 <= at <= end + 0.1]
+        return inside[-1] - inside[0]
+
+    def peak_mb(self) -> float:
+        return max(memory for _, _, memory in self.samples) / 1e6
+
+
+def wait_for_results(bootstrap: str, topic: str, expected: int, limit_s: float = 180) -> float:
+    """Time at which the topic held its last record (transaction markers count as records, so at least `expected`)."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-ends"})
+    last, since, begun = -1, time.time(), time.time()
+    while time.time() - begun < limit_s:
+        total = sum(consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in range(PARTITIONS))
+        now = time.time()
+        if total != last:
+            last, since = total, now
+        elif last >= expected and now - since > 1.5:
+            consumer.close()
+            return since
+        time.sleep(0.05)
+    raise SystemExit(f"only {last:,} of {expected:,} results after {limit_s:.0f} s")
+
+
+def committed(bootstrap: str, topic: str) -> int:
+    consumer = Consumer({
+        "bootstrap.servers": bootstrap, "group.id": "bench-count", "isolation.level": "read_committed", "enable.partition.eof": True,
+    })  # fmt: skip
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
+    found = ended = 0
+    while ended < PARTITIONS:
+        for message in consumer.consume(20_000, 1.0):
+            if message.error() is None:
+                found += 1
+            else:
+                ended += 1
+    consumer.close()
+    return found
+
+
+@contextlib.contextmanager
+def running(mesh: Mesh, file: Path, data: Path) -> Iterator[tuple[list[psutil.Process], Path]]:
+    """All services of the mesh as processes, as the supervisor starts them."""
+    queries = parse_queries(mesh)
+    ensure_topics(mesh, topics_of(mesh, queries), lambda _: None)
+    logs = data / "logs"
+    logs.mkdir(parents=True)
+    children = []
+    for service in services_of(queries):
+        command = [sys.executable, "-m", service.module, "-f", str(file), "--data", str(data)]
+        command += ["--query", service.query] if service.query else []
+        command += ["--node", service.node] if service.node else []
+        with open(logs / f"{service.name}.log", "wb") as log:
+            env = {**os.environ, "POLARS_MAX_THREADS": "1"}
+            children.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env))
+    try:
+        yield [psutil.Process(child.pid) for child in children], logs
+    finally:
+        for child in children:
+            child.terminate()
+        for child in children:
+            try:
+                child.wait(20)
+            except subprocess.TimeoutExpired:
+                child.kill()
+
+
+def first_event(bootstrap: str, mesh: str, limit_s: float = 60) -> float:
+    """When ingest read its first event, by its own report."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-report", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition(f"{mesh}.report", 0, 0)])
+    deadline = time.time() + limit_s
+    while time.time() < deadline:
+        message = consumer.poll(0.2)
+        if message is not None and message.error() is None:
+            first = json.loads(message.value() or b"{}").get("first_event_ms")
+            if first:
+                consumer.close()
+                return float(first) / 1000
+    raise SystemExit("ingest never reported an event")
+
+
+def throughput(bootstrap: str, home: Path, count: int) -> dict[str, dict[str, Any]]:
+    a, b = make_events(0, count // 2), make_events(1, count // 2)
+    expected = count_pairs(a, b)
+    print(f"loading {count:,} events; they have {expected:,} pairs", flush=True)
+    plain_mesh = Mesh(name="bench", kafka={"bootstrap.servers": bootstrap}, partitions=PARTITIONS, streams={}, queries={})
+    ensure_topics(plain_mesh, [Topic("bench-a", PARTITIONS), Topic("bench-b", PARTITIONS), Topic("bench-plain", PARTITIONS)], lambda _: None)
+    load(bootstrap, "bench-a", a)
+    load(bootstrap, "bench-b", b)
+    figures = {}
+    print("running the hand-written join", flush=True)
+    child = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("plain_join.py")), bootstrap, "bench-a", "bench-b", "bench-plain", str(WINDOW_MS)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    meter = Meter([psutil.Process(child.pid)])
+    assert child.stdout is not None
+    begin = float(child.stdout.readline().split()[1])
+    end = wait_for_results(bootstrap, "bench-plain", int(expected * 0.99))
+    meter.stop()
+    child.terminate()
+    child.wait(10)
+    figures["hand-written, no recovery"] = _figures(count, begin, end, meter, committed(bootstrap, "bench-plain"), expected)
+    print("running the mesh", flush=True)
+    file = home / "bench.yaml"
+    file.write_text(MESH.format(name="bench", bootstrap=bootstrap, a="bench-a", b="bench-b"))
+    with running(parse_mesh(file.read_text(), str(file)), file, home / "data") as (processes, _):
+        meter = Meter(processes)
+        begin = first_event(bootstrap, "bench")
+        end = wait_for_results(bootstrap, "bench.pairs.results", expected)
+        meter.stop()
+    found = committed(bootstrap, "bench.pairs.results")
+    if found != expected:
+        raise SystemExit(f"the mesh wrote {found:,} results, the truth is {expected:,}")
+    figures["joinmesh, exactly once"] = _figures(count, begin, end, meter, found, expected)
+    return figures
+
+
+def _figures(count: int, begin: float, end: float, meter: Meter, found: int, expected: int) -> dict[str, Any]:
+    seconds, cpu = end - begin, meter.cpu(begin, end)
+    return {
+        "events/s": round(count / seconds), "CPU s per 1M events": round(cpu / count * 1e6, 2), "peak memory MB": round(meter.peak_mb()),
+        "results": found, "of": expected,
+    }  # fmt: skip
+
+
+def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, float]:
+    names = Mesh(name="live", kafka={"bootstrap.servers": bootstrap}, partitions=PARTITIONS, streams={}, queries={})
+    ensure_topics(names, [Topic("live-a", PARTITIONS), Topic("live-b", PARTITIONS)], lambda _: None)
+    file = home / "live.yaml"
+    file.write_text(MESH.format(name="live", bootstrap=bootstrap, a="live-a", b="live-b"))
+    waits: list[float] = []
+    done = threading.Event()
+
+    def read() -> None:
+        consumer = Consumer({
+            "bootstrap.servers": bootstrap, "group.id": "live", "isolation.level": "read_committed", "fetch.wait.max.ms": 5,
+            "auto.offset.reset": "earliest",
+        })  # fmt: skip
+        consumer.assign([TopicPartition("live.pairs.results", p, 0) for p in range(PARTITIONS)])
+        while not done.is_set():
+            for message in consumer.consume(5_000, 0.02):
+                if message.error() is None:
+                    waits.append(time.time() * 1000 - message.timestamp()[1])
+        consumer.close()
+
+    with running(parse_mesh(file.read_text(), str(file)), file, home / "live"):
+        time.sleep(6)
+        reader = threading.Thread(target=read)
+        reader.start()
+        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1})
+        rng = np.random.default_rng(3)
+        begun, sent = time.time(), 0
+        while (passed := time.time() - begun) < seconds:
+            due = int(passed * rate) - sent
+            keys = rng.integers(0, 20_000, due).tolist()
+            now = int(time.time() * 1000)
+            for k, key in enumerate(keys):
+                producer.produce("live-a" if k % 2 else "live-b", b'{"id":%d,"ts":%d,"x":%d}' % (sent + k, now, key), partition=key % 4)
+            sent += due
+            producer.poll(0)
+            time.sleep(0.002)
+        producer.flush()
+        time.sleep(1.5)
+        done.set()
+        reader.join()
+    steady = np.array(waits[len(waits) // 5 :])
+    return {"events/s": round(sent / seconds), "results": len(waits), "p50 ms": float(np.percentile(steady, 50)),
+            "p99 ms": float(np.percentile(steady, 99))}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--latency-seconds", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="joinmesh-bench-") as folder:
+        home = Path(folder)
+        with LocalBroker(home / "broker", tied=True, progress=print) as broker:
+            figures = throughput(broker.bootstrap, home, args.events)
+            print(f"measuring latency at 10,000 events/s for {args.latency_seconds} s", flush=True)
+            live = latency(broker.bootstrap, home, 10_000, args.latency_seconds)
+    print(f"\n{'':28}" + "".join(f"{name:>22}" for name in next(iter(figures.values()))))
+    for who, row in figures.items():
+        print(f"{who:28}" + "".join(f"{value:>22,}" for value in row.values()))
+    ours, plain = figures["joinmesh, exactly once"], figures["hand-written, no recovery"]
+    print(f"\nratio of throughput: {ours['events/s'] / plain['events/s']:.2f}")
+    print(f"latency at {live['events/s']:,} events/s: p50 {live['p50 ms']:.0f} ms, p99 {live['p99 ms']:.0f} ms ({live['results']:,} results)")
+    if args.json:
+        args.json.write_text(json.dumps({"throughput": figures, "latency": live}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
