@@ -90,6 +90,7 @@ class WindowState:
     windows_ms: Mapping[str, int]  # alias -> window, of the parts this side's rows hold
     store: SegmentStore
     next_id: int = 0
+    newest: int = -(2**62)  # the latest slice that rows came into
     slices: dict[int, list[Segment]] = field(default_factory=dict)
 
     @property
@@ -100,6 +101,7 @@ class WindowState:
         """Take over what the store holds after a restart."""
         for segment in sorted(segments, key=lambda s: s.id):
             self.slices.setdefault(segment.slice, []).append(segment)
+            self.newest = max(self.newest, segment.slice)
             self.next_id = max(self.next_id, segment.id + 1)
 
     def insert(self, run: Run) -> None:
@@ -108,11 +110,23 @@ class WindowState:
             return
         slice_of = run.ends // self.slice_ms
         low, high = int(slice_of.min()), int(slice_of.max())
+        if high > self.newest:
+            self.newest = high
+            self._settle()
         if low == high:
             self._append(low, run)
             return
         for slice in np.unique(slice_of).tolist():
             self._append(slice, run.take(np.flatnonzero(slice_of == slice)))
+
+    def _settle(self) -> None:
+        """Slices that few rows come into any more become one segment each, so that probes look into few."""
+        for slice, segments in self.slices.items():
+            if slice < self.newest - 1 and len(segments) > 1:
+                run = _merge([self.store.get(segment.id) for segment in segments])
+                for segment in segments:
+                    self.store.drop(segment.id)
+                segments[:] = [self._put(slice, run)]
 
     def _append(self, slice: int, run: Run) -> None:
         # Size-tiered: merge with the neighbour before while it is at most twice as large, so a slice holds O(log n) segments
@@ -127,6 +141,9 @@ class WindowState:
             rows += last.rows
         if len(merged) > 1:
             run = _merge(merged)
+        segments.append(self._put(slice, run))
+
+    def _put(self, slice: int, run: Run) -> Segment:
         segment = Segment(
             id=self.next_id,
             slice=slice,
@@ -138,7 +155,7 @@ class WindowState:
         )
         self.next_id += 1
         self.store.put(segment, run)
-        segments.append(segment)
+        return segment
 
     def reachable(self, start: int, end: int) -> Iterator[Run]:
         """Runs that may hold a row whose validity meets [start, end]."""

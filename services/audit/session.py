@@ -48,7 +48,7 @@ def start_session(master: str, memory: str, log_file: Path) -> SparkSession:
 def _forget_jars(session: SparkSession) -> None:
     """Spark puts the connector's jars on every Python worker's import path, and a worker reads the index of each anew for every
     task: a third of a second of work, to find no Python in them."""
-    included: list[str] = session.sparkContext._python_includes
+    included = session.sparkContext._python_includes or []
     included[:] = [name for name in included if not name.endswith(".jar")]
     sys.path[:] = [entry for entry in sys.path if not entry.endswith(".jar")]
 

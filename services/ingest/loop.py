@@ -32,7 +32,7 @@ from topology.ingest import Read, Reading, Router, StreamReader
 log = logging.getLogger("joinmesh.ingest")
 FETCH = 20_000  # records a round
 PER_PARTITION = 4_000  # records of one partition a round, so that streams advance together
-LINGER_S = 0.02
+LINGER_S = 0.03
 COMMIT_S = 1.0
 BACKLOG_MOST = 40_000  # fetched and waiting, per partition, before its fetching is paused
 DEAD_VALUE_MOST = 256 * 1024

@@ -8,15 +8,16 @@ transactional id fences the first.
 import logging
 import signal
 import time
-from typing import Any
+from typing import Any, cast
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from schemas import topics
-from schemas.block import decode_block
+from schemas.block import Block, decode_block
 from schemas.errors import BlockError, JoinmeshError, StateError
 from schemas.mesh import Mesh
+from schemas.rows import Rows
 from services.runtime.control import wait_for_plans
 from services.runtime.kafka import client_config
 from services.runtime.producer import MAX_RECORD_BYTES
@@ -73,14 +74,9 @@ class Sink:
         self.consumer.subscribe([self.source], on_assign=self._assigned, on_revoke=self._revoked)
         log.info("writing %s", self.results_topic)
         while not self.stopping:
-            for message in self.consumer.consume(50, LINGER_S):
-                error = message.error()
-                if error is not None:
-                    self._fetch_error(error)
-                    continue
-                self._take(message.partition(), message.offset(), message.value(), message.timestamp()[1])  # type: ignore[arg-type]
-                if self.pending >= TRANSACTION_RESULTS:
-                    self._close_transaction()
+            self._take(self.consumer.consume(64, LINGER_S))
+            if self.pending >= TRANSACTION_RESULTS:
+                self._close_transaction()
             self.producer.poll(0)
             if self.started is not None and time.monotonic() - self.started >= TRANSACTION_S:
                 self._close_transaction()
@@ -123,25 +119,37 @@ class Sink:
             raise KafkaException(error)
         log.warning("fetching: %s", error.str())
 
-    def _take(self, partition: int, offset: int, data: bytes, made_ms: int) -> None:
-        if self.started is None:
-            self.producer.begin_transaction()
-            self.started = time.monotonic()
-        self.next[partition] = offset + 1
-        self.counts["blocks_in"] += 1
+    def _take(self, messages: list[Message]) -> None:
+        """Blocks of one fetch, those of a partition encoded together."""
+        rows: dict[int, list[Rows]] = {}
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                self._fetch_error(error)
+                continue
+            partition, offset = cast(int, message.partition()), cast(int, message.offset())
+            if self.started is None:
+                self.producer.begin_transaction()
+                self.started = time.monotonic()
+            self.next[partition] = offset + 1
+            self.counts["blocks_in"] += 1
+            block = self._decode(partition, offset, cast(bytes, message.value()))
+            if block is not None and block.rows is not None and self.filters[partition].is_new(block):
+                rows.setdefault(partition, []).append(block.rows)
+                self.latency.add(time.time() * 1000 - message.timestamp()[1])
+        for partition, blocks in rows.items():
+            made = self.encoder.encode(Rows.concat(blocks))
+            self.counts["rows_in"] += len(made)
+            self._produce(made, partition)
+            self.pending += len(made)
+
+    def _decode(self, partition: int, offset: int, data: bytes) -> Block | None:
         try:
-            block = decode_block(data)
+            return decode_block(data)
         except BlockError as error:
             self.counts["dead"] += 1
             log.error("block at %s:%s:%s set aside: %s", self.source, partition, offset, error)
-            return
-        if block.rows is None or not self.filters[partition].is_new(block):
-            return
-        made = self.encoder.encode(block.rows)
-        self.counts["rows_in"] += len(made)
-        self._produce(made, partition)
-        self.pending += len(made)
-        self.latency.add(time.time() * 1000 - made_ms)
+            return None
 
     def _produce(self, made: Results, partition: int) -> None:
         produce, topic = self.producer.produce, self.results_topic

@@ -203,7 +203,7 @@ def throughput(bootstrap: str, home: Path, count: int) -> dict[str, dict[str, An
     with running(parse_mesh(file.read_text(), str(file)), file, home / "data") as (processes, _):
         meter = Meter(processes)
         begin = first_event(bootstrap, "bench")
-        end = wait_for_results(bootstrap, "bench.pairs.results", expected)
+        end = wait_for_results(bootstrap, "bench.pairs.results", expected, 60)
         meter.stop()
     found = committed(bootstrap, "bench.pairs.results")
     if found != expected:
