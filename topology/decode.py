@@ -79,10 +79,11 @@ class Decoder:
         decode = self._decode
         try:
             rows = [decode(value) for value in values]  # type: ignore[arg-type]
-            if max(map(len, values)) > MAX_EVENT_BYTES:  # type: ignore[arg-type]
+            together = b"".join(values)  # type: ignore[arg-type]
+            if max(map(len, values)) > MAX_EVENT_BYTES or not (together.isascii() or _is_utf8(together)):  # type: ignore[arg-type]
                 raise ValueError
             return Decoded(self._frame(rows), None, [])
-        except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, ValueError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, ValueError, RecursionError):
             return self._one_by_one(values)
 
     def _one_by_one(self, values: Sequence[bytes | None]) -> Decoded:
@@ -97,6 +98,7 @@ class Decoder:
                 if len(value) > MAX_EVENT_BYTES:
                     raise ValueError(f"the value has {len(value):,} bytes; at most {MAX_EVENT_BYTES:,} are read")
                 row = self._decode(value)
+                value.decode()  # fields that are not declared are skipped by the decoder, whatever bytes they hold
                 for get in times:
                     parse_time(get(row))
                 when = parse_time(self._getters[self.stream.event_time](row))
@@ -104,6 +106,8 @@ class Decoder:
                     raise ValueError(f"event time {when} is out of range")
             except UnicodeDecodeError:
                 broken.append(Broken(index, "text is not UTF-8"))
+            except RecursionError:
+                broken.append(Broken(index, "JSON is malformed: nested too deeply"))
             except (msgspec.MsgspecError, ValueError) as error:
                 broken.append(Broken(index, str(error)))
             else:
@@ -121,6 +125,14 @@ class Decoder:
                     raise ValueError("event time out of range")
             columns[name] = as_column(pa.array(column, ARROW_TYPES[kind]))
         return Rows(columns, len(rows))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def parse_time(value: int | str | None) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 Value = int | float | str | bool | None
 
+MAX_EVENT_BYTES = 1_048_576
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 EVENT_TIME_MIN, EVENT_TIME_MAX = 1, 253_402_300_799_999  # up to the last millisecond of the year 9999
 
@@ -53,6 +54,8 @@ def parse_object(value: bytes | None) -> list[tuple[str, Any]]:
     """The pairs of the one JSON object that the bytes hold."""
     if not value:
         raise Broken("empty value")
+    if len(value) > MAX_EVENT_BYTES:
+        raise Broken("larger than 1 MiB")
     try:
         text = value.decode("utf-8")
     except UnicodeDecodeError:

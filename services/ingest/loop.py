@@ -70,8 +70,8 @@ class Ingest:
         self.per_stream = {name: {"events": 0, "late": 0, "dead": 0} for name in self.readers}
         self.consumer = Consumer(client_config(
             mesh, group_id=f"{mesh.name}.ingest", group_instance_id=f"{mesh.name}.ingest-{instance}", enable_auto_commit=False,
-            auto_offset_reset="error", session_timeout_ms=10_000, fetch_wait_max_ms=20, fetch_message_max_bytes=512 << 10,
-            queued_min_messages=60_000, queued_max_messages_kbytes=64 << 10, enable_partition_eof=True,
+            auto_offset_reset="error", session_timeout_ms=10_000, fetch_wait_max_ms=20, fetch_min_bytes=64 << 10, fetch_message_max_bytes=512 << 10,
+            queued_min_messages=60_000, fetch_queue_backoff_ms=10, queued_max_messages_kbytes=64 << 10, enable_partition_eof=True,
             partition_assignment_strategy="roundrobin",
         ))  # fmt: skip
 
@@ -81,10 +81,11 @@ class Ingest:
         self.consumer.subscribe(list(self.by_topic), on_assign=self._assigned, on_revoke=self._revoked)
         log.info("reading %s", ", ".join(self.by_topic))
         commit_due = time.monotonic() + COMMIT_S
+        progressed = False
         while not self.stopping:
-            waiting = any(len(b) for b in self.backlogs.values())
-            self._fetch(0.0 if waiting else LINGER_S)
-            self._round()
+            # After a round with work there is likely more at hand; after one without, wait for fetches or for others to catch up.
+            self._fetch(0.0 if progressed else LINGER_S)
+            progressed = self._round()
             self.sender.check()
             if time.monotonic() >= commit_due:
                 self._idle()
@@ -167,7 +168,7 @@ class Ingest:
         else:
             log.warning("fetching: %s", error.str())
 
-    def _round(self) -> None:
+    def _round(self) -> bool:
         now = time.monotonic()
         rows: dict[str, list[Rows]] = {}
         if self.first_event_ms is None and any(len(b) for b in self.backlogs.values()):
@@ -192,6 +193,7 @@ class Ingest:
             for router in self.routers[stream]:
                 self._send(router, router.send(frame, self.readers[stream]))
         self.counts["rounds"] += bool(rows)
+        return any(len(backlog) for backlog in self.backlogs.values()) and bool(rows)
 
     def _send(self, router: Router, sends: list[Any]) -> None:
         for send in sends:

@@ -62,9 +62,9 @@ class Sink:
         self.reporter = Reporter(mesh, self.plain, "sink", f"{query}.sink-{instance}", query=query)
         self.consumer = Consumer(client_config(
             mesh, group_id=f"{mesh.name}.{query}.sink", group_instance_id=f"{mesh.name}.{query}.sink-{instance}",
-            enable_auto_commit=False, auto_offset_reset="error", session_timeout_ms=10_000, fetch_wait_max_ms=10,
+            enable_auto_commit=False, auto_offset_reset="error", session_timeout_ms=10_000, fetch_wait_max_ms=10, fetch_min_bytes=32 << 10,
             isolation_level="read_uncommitted", fetch_message_max_bytes=4 << 20, queued_max_messages_kbytes=64 << 10,
-            queued_min_messages=1000,
+            queued_min_messages=1000, fetch_queue_backoff_ms=5,
         ))  # fmt: skip
 
     def run(self) -> None:

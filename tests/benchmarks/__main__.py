@@ -230,7 +230,7 @@ def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, fl
 
     def read() -> None:
         consumer = Consumer({
-            "bootstrap.servers": bootstrap, "group.id": "live", "isolation.level": "read_committed", "fetch.wait.max.ms": 5,
+            "bootstrap.servers": bootstrap, "group.id": "live", "isolation.level": "read_committed", "fetch.wait.max.ms": 10, "fetch.min.bytes": 100_000,
             "auto.offset.reset": "earliest",
         })  # fmt: skip
         consumer.assign([TopicPartition("live.pairs.results", p, 0) for p in range(PARTITIONS)])
@@ -244,7 +244,7 @@ def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, fl
         time.sleep(6)
         reader = threading.Thread(target=read)
         reader.start()
-        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1})
+        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
         rng = np.random.default_rng(3)
         begun, sent = time.time(), 0
         while (passed := time.time() - begun) < seconds:
@@ -260,6 +260,9 @@ def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, fl
         time.sleep(1.5)
         done.set()
         reader.join()
+    if os.environ.get("BENCH_TRACE"):
+        n = max(1, len(waits) // 20)
+        print([round(float(np.median(waits[i : i + n]))) for i in range(0, len(waits), n)])
     steady = np.array(waits[len(waits) // 5 :])
     return {"events/s": round(sent / seconds), "results": len(waits), "p50 ms": float(np.percentile(steady, 50)),
             "p99 ms": float(np.percentile(steady, 99))}  # fmt: skip
