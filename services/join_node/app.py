@@ -16,13 +16,14 @@ from typing import Any, cast
 import faust
 import mode
 from aiokafka import TopicPartition as KafkaPartition
-from faust.transport.drivers.aiokafka import Consumer, Transport
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from faust.types import TP
 
 from schemas import topics
 from schemas.errors import JoinmeshError, StateError
 from schemas.mesh import Mesh
 from services.join_node.host import PartitionHost
+from services.runtime.control import wait_for_plans
 from services.runtime.producer import Sender
 from services.runtime.report import Durations, Reporter
 from services.runtime.rocks import Cache
@@ -31,6 +32,7 @@ from topology.node import describe_state
 
 log = logging.getLogger("joinmesh.node")
 UNACKNOWLEDGED_MOST = 2_000
+FETCH_WAIT_MS = 40
 
 
 def serve(arguments: Arguments) -> int:
@@ -47,6 +49,23 @@ class OwnOffsetsConsumer(Consumer):
         wanted = await cast(NodeApp, self.app).node_worker.assigned(self.assignment(), self)
         await self.seek_wait(wanted)
         return wanted
+
+
+    def _new_consumer_thread(self) -> Any:
+        return ShortWaitThread(self, loop=self.loop, beacon=self.beacon)
+
+
+class ShortWaitThread(AIOKafkaConsumerThread):
+    """A fetch waits on the broker for a moment only.
+
+    aiokafka has one fetch under way per broker. While the input's records are still buffered it asks for the silent topics alone, and with
+    Faust's wait of 1.5 s the input would not be asked for again before that is over.
+    """
+
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        consumer._fetch_max_wait_ms = FETCH_WAIT_MS
+        return consumer
 
 
 class OwnOffsetsTransport(Transport):
@@ -67,6 +86,9 @@ class NodeWorker:
         self.mesh, self.query, self.node_id = mesh, query, node
         self.directory = data / query / node
         self.cache, self.sender, self.steps = Cache(), Sender(mesh), Durations()
+        # Read before the consumer starts: Faust delivers all topics through one loop, so waiting for the control topic inside it would
+        # wait for ever behind a full input buffer.
+        ((self.published, _),) = wait_for_plans(mesh, [query]).values()
         self.hosts: dict[int, PartitionHost] = {}
         self.ready = asyncio.Event()
         self.input_topic = topics.node_in(mesh.name, query, node)
@@ -137,7 +159,7 @@ class NodeWorker:
                 self.hosts.pop(partition).close()
             for partition in sorted(mine - set(self.hosts)):
                 self.hosts[partition] = PartitionHost(
-                    self.mesh, self.query, self.node_id, partition, self.directory, self.cache, self.sender, self.steps
+                    self.mesh, self.published, self.node_id, partition, self.directory, self.cache, self.sender, self.steps
                 )
             earliest = await consumer.earliest_offsets(*[KafkaPartition(tp.topic, tp.partition) for tp in assignment])
             starts = {TP(tp.topic, tp.partition): offset for tp, offset in earliest.items()}
@@ -176,9 +198,6 @@ class NodeWorker:
         async for event in stream.events():  # type: ignore[attr-defined]
             message = event.message
             host = self.hosts.get(message.partition)
-            while host is not None and host.node is None:
-                await asyncio.sleep(0.02)  # no plan yet
-                host = self.hosts.get(message.partition)
             if host is None:
                 continue
             self._guard(host.take, message.offset, message.value)
@@ -228,8 +247,6 @@ class NodeWorker:
                 lag += max(0, high - host.memo.offsets.get("in", 0))
         state: dict[str, dict[str, Any]] = {}
         for host in self.hosts.values():
-            if host.node is None:
-                continue
             for held in describe_state(host.node):
                 _add_state(state, held)
         low = min((min(m.watermarks) for m in memos), default=None)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from schemas import topics
 from schemas.block import decode_block, encode_block
-from schemas.control import PlanPublished, decode_control
-from schemas.errors import BlockError
+from schemas.control import PlanPublished, decode_control, encode_control
+from schemas.errors import BlockError, StateError
 from schemas.mesh import Mesh
 from services.runtime.control import derive_plan
 from services.runtime.producer import Sender
@@ -25,31 +25,34 @@ log = logging.getLogger("joinmesh.node")
 
 class PartitionHost:
     def __init__(
-        self, mesh: Mesh, query: str, node: str, partition: int, directory: Path, cache: Cache, sender: Sender, steps: Durations
-    ) -> None:
-        self.mesh, self.query, self.node_id, self.partition = mesh, query, node, partition
+        self, mesh: Mesh, published: PlanPublished, node: str, partition: int, directory: Path, cache: Cache, sender: Sender,
+        steps: Durations,
+    ) -> None:  # fmt: skip
+        self.mesh, self.query, self.node_id, self.partition = mesh, published.query, node, partition
         self.sender, self.steps = sender, steps
         self.database = NodeDatabase(directory / f"p{partition}", partition, cache)
         self.memo = self.database.memo() or Memo()
-        self.node: JoinNode | None = None
         self.stores: tuple[RocksStore, RocksStore] = (self.database.store(0), self.database.store(1))
         self.dead = 0
         stored = self.database.plan()
-        if stored is not None:
-            self._build(decode_control(stored))
+        self.published = published if stored is None else decode_control(stored)
+        self.node = self._build(self.published)
+        if stored is None:
+            self.database.apply(Effects(), self.memo, [], encode_control(published))
         for key, entry in self.database.outbox():  # made durable before a crash, perhaps not sent
             self._transmit(key, entry)
 
     def next_offset(self, kind: str) -> int | None:
         return self.memo.offsets.get(kind)
 
-    def _build(self, message: PlanPublished) -> None:
+    def _build(self, message: PlanPublished) -> JoinNode:
         plan = derive_plan(self.mesh, message)
-        self.node = JoinNode(
+        node = JoinNode(
             plan, self.node_id, self.partition, self.mesh.partitions, epoch=message.epoch,
             incarnation=self.database.incarnation, stores=self.stores, memo=self.memo,
         )  # fmt: skip
-        self.node.restore(self.database.restore(self.node.windows))
+        node.restore(self.database.restore(node.windows))
+        return node
 
     def control(self, offset: int, data: bytes) -> None:
         """Take a record of the control topic."""
@@ -57,18 +60,15 @@ class PartitionHost:
             return
         self.memo.offsets["control"] = offset + 1
         message = decode_control(data)
-        wanted = message.query == self.query and self.node is None
-        if wanted:
-            self._build(message)
-            self.memo.offsets["control"] = offset + 1
-        self.database.apply(Effects(), self.memo, [], data if wanted else None)
+        if message.query == self.query and message.epoch > self.published.epoch:
+            raise StateError(f"query {self.query}: plan of epoch {message.epoch} arrived, this version runs one plan only; upgrade it")
+        self.database.apply(Effects(), self.memo, [])
 
     def take(self, offset: int, data: bytes) -> None:
         """Take a record of the input topic: one step."""
         if offset < self.memo.offsets.get("in", 0):
             return  # fetched again after a rebalance
         begun = time.perf_counter()
-        assert self.node is not None
         try:
             effects = self.node.step(offset, decode_block(data))
         except BlockError as error:

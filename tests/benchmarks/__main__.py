@@ -249,7 +249,7 @@ def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, fl
         begun, sent = time.time(), 0
         while (passed := time.time() - begun) < seconds:
             due = int(passed * rate) - sent
-            keys = rng.integers(0, 20_000, due).tolist()
+            keys = rng.integers(0, rate // 2 * seconds, due).tolist()  # about one match per event in the end
             now = int(time.time() * 1000)
             for k, key in enumerate(keys):
                 producer.produce("live-a" if k % 2 else "live-b", b'{"id":%d,"ts":%d,"x":%d}' % (sent + k, now, key), partition=key % 4)

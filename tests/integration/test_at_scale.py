@@ -39,16 +39,16 @@ def test_chain_star_and_bushy_pass_the_audit(
 ) -> None:
     file = tmp_path / "mesh.yaml"
     file.write_text(MESH.format(name=mesh_name, bootstrap=bootstrap))
-    run("generate", "-f", file, "--create", 4, "--count", 75_000, "--keys", "uniform", "--key-count", 8_000, "--event-rate", 1_000,
+    run("generate", "-f", file, "--create", 4, "--count", 75_000, "--keys", "uniform", "--key-count", 20_000, "--event-rate", 1_000,
         "--out-of-order", 800, "--late", 0.005, "--broken", 0.01, "--null", 0.01)  # fmt: skip
     run("up", "-f", file, "--data", tmp_path / "data", "--until-idle", 2)
     audit = run("audit", "-f", file, "--report", tmp_path / "report")
     print(audit.stdout)
     left, right = read(f"{mesh_name}.chain.results"), read(f"{mesh_name}.chain_right.results")
     assert sorted(left, key=str) == sorted(right, key=str), "two plans of one query differ"
-    assert len(left) > 50_000
+    assert len(left) > 20_000
     for query in ("star", "bushy"):
-        assert len(read(f"{mesh_name}.{query}.results")) > 5_000
+        assert len(read(f"{mesh_name}.{query}.results")) > 2_000
     reports = list((tmp_path / "report").rglob("*.json"))
     assert reports
     assert all("missing" in json.dumps(json.loads(p.read_text())) for p in reports)
