@@ -5,6 +5,7 @@ apply the sender's watermark and purge. A pair is made by whichever of its rows 
 
 Invariants
 - Effects carry their order: segments and memo are durable before a send leaves, and a send leaves before it is trimmed.
+- A block that is not what the plan says is refused before anything changes (`admission`).
 - A block of ingest is deduplicated by source offset, one of a node by its sequence. A node's sequence is
   (offset in the input topic << 20 | count), so a node rebuilt from its input topic repeats the same sequences.
 - Output watermark = min of the two sides' watermarks: a later output contains at least one later row.
@@ -19,8 +20,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header
-from schemas.errors import StateError
+from schemas.errors import BlockError, StateError
 from schemas.rows import I64, Column, Mask, Rows
+from topology.admission import Admission
 from topology.frames import Conditions
 from topology.hashing import hash_key, is_exact
 from topology.plan import Input, Plan
@@ -37,6 +39,7 @@ class Memo(msgspec.Struct):
     epoch: int = 0
     offsets: dict[str, int] = msgspec.field(default_factory=dict)  # next offset of each topic kind (in, control, …)
     seen_offsets: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)  # alias -> source partition -> next
+    incarnations: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)  # node -> partition -> newest
     seen_sequences: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)  # node -> partition -> last
     times: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)  # sender -> its partition -> watermark
     senders: dict[str, int] = msgspec.field(default_factory=dict)  # sender -> how many partitions it has
@@ -46,6 +49,7 @@ class Memo(msgspec.Struct):
     rows_in: list[int] = msgspec.field(default_factory=lambda: [0, 0])
     rows_out: int = 0
     rows_repeated: int = 0
+    blocks_fenced: int = 0
     rows_purged: int = 0
     blocks_in: int = 0
 
@@ -117,6 +121,7 @@ class JoinNode:
         self.windows = tuple({a: windows[a] for a in side.aliases} for side in self.node.inputs)
         self._recorders = tuple(_Recorder(s, i) for i, s in enumerate(stores or (MemoryStore(), MemoryStore())))
         self.states = tuple(WindowState(w, r) for w, r in zip(self.windows, self._recorders, strict=True))
+        self._admission = tuple(Admission(plan, side, partition, partitions) for side in self.node.inputs)
         self.watermark_step = max(1, min(windows.values()) // WATERMARKS_PER_WINDOW)
         self._residual = Conditions(self.node.residuals)
         inputs = self.node.inputs
@@ -131,8 +136,11 @@ class JoinNode:
             state.restore(found)
 
     def step(self, offset: int, block: Block) -> Effects:
-        """Take the block at `offset` of the input topic."""
+        """Take the block at `offset` of the input topic; a `BlockError` leaves the state as it was."""
         header, memo = block.header, self.memo
+        if header.side not in (0, 1):
+            raise BlockError(f"for side {header.side}, there are 0 and 1")
+        self._admission[header.side].check(block, memo.epoch)
         side, effects = header.side, Effects()
         memo.offsets["in"] = offset + 1
         memo.blocks_in += 1
@@ -164,6 +172,11 @@ class JoinNode:
         """The rows not seen before; None if the whole block is a repeat."""
         memo = self.memo
         if not header.positions:
+            newest = memo.incarnations.setdefault(header.sender, {})
+            if header.incarnation < newest.get(header.sender_partition, 0):
+                memo.blocks_fenced += 1  # a worker that was taken for dead woke up; its successor sends the same rows
+                return None
+            newest[header.sender_partition] = header.incarnation
             last = memo.seen_sequences.setdefault(header.sender, {})
             if header.sequence <= last.get(header.sender_partition, -1):
                 memo.rows_repeated += 0 if rows is None else len(rows)

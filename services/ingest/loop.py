@@ -7,10 +7,10 @@ Invariant: a source offset is committed only after every block of the rows befor
 position; so a restart repeats rows (dropped downstream by source offset) and never skips one.
 """
 
-import base64
 import logging
 import signal
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -18,16 +18,20 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from schemas import topics
 from schemas.block import NO_WATERMARK, encode_block
+from schemas.control import PlanPublished
 from schemas.errors import StateError
 from schemas.mesh import Mesh
 from schemas.rows import Rows
 from services.ingest.alignment import Backlog, Place, may_go
 from services.runtime.control import wait_for_plans
+from services.runtime.dead import dead_letter
+from services.runtime.failpoints import failpoint
 from services.runtime.kafka import client_config, source_partitions
 from services.runtime.producer import Sender
 from services.runtime.report import Reporter
 from services.runtime.service import Arguments
 from topology.ingest import Read, Reading, Router, StreamReader
+from topology.plan import Plan
 
 log = logging.getLogger("joinmesh.ingest")
 FETCH = 20_000  # records a round
@@ -35,24 +39,36 @@ PER_PARTITION = 4_000  # records of one partition a round, so that streams advan
 LINGER_S = 0.03
 COMMIT_S = 1.0
 BACKLOG_MOST = 40_000  # fetched and waiting, per partition, before its fetching is paused
-DEAD_VALUE_MOST = 256 * 1024
 SILENT_S = 30.0
 
 
 def serve(arguments: Arguments) -> None:
-    Ingest(arguments.mesh, arguments.instance).run()
+    mesh, instance = arguments.mesh, arguments.instance
+    plans = wait_for_plans(mesh, mesh.queries)
+    used = {s.stream for _, plan in plans.values() for s in plan.query.sources}
+    sender = Sender(mesh)
+    consumer = Consumer(client_config(
+        mesh, group_id=f"{mesh.name}.ingest", group_instance_id=f"{mesh.name}.ingest-{instance}", enable_auto_commit=False,
+        auto_offset_reset="error", session_timeout_ms=10_000, fetch_wait_max_ms=20, fetch_min_bytes=64 << 10,
+        fetch_message_max_bytes=512 << 10, queued_min_messages=60_000, fetch_queue_backoff_ms=10,
+        queued_max_messages_kbytes=64 << 10, enable_partition_eof=True, partition_assignment_strategy="roundrobin",
+    ))  # fmt: skip
+    reporter = Reporter(mesh, sender.producer, "ingest", f"ingest-{instance}")
+    counts = source_partitions(mesh, [mesh.streams[name] for name in used])
+    Ingest(mesh, plans, counts, consumer, sender, reporter).run()
 
 
 class Ingest:
-    def __init__(self, mesh: Mesh, instance: int) -> None:
+    def __init__(
+        self, mesh: Mesh, plans: Mapping[str, tuple[PlanPublished, Plan]], counts: Mapping[str, int], consumer: Any, sender: Any,
+        reporter: Reporter | None, incarnation: int | None = None,
+    ) -> None:  # fmt: skip
         self.mesh, self.stopping = mesh, False
-        plans = wait_for_plans(mesh, mesh.queries)
-        used = {s.stream for _, plan in plans.values() for s in plan.query.sources}
-        streams = [mesh.streams[name] for name in mesh.streams if name in used]
-        counts = source_partitions(mesh, streams)
+        self.consumer, self.sender, self.reporter = consumer, sender, reporter
+        streams = [mesh.streams[name] for name in mesh.streams if name in counts]
         self.readers = {stream.name: StreamReader(stream, counts[stream.name]) for stream in streams}
         self.by_topic = {stream.topic: stream.name for stream in streams}
-        incarnation = int(time.time() * 1000)
+        incarnation = incarnation or int(time.time() * 1000)
         self.routers: dict[str, list[Router]] = {name: [] for name in self.readers}
         for message, plan in plans.values():
             for route in plan.routes:
@@ -63,17 +79,9 @@ class Ingest:
         self.longest_ms = max(windows)
         self.backlogs: dict[Place, Backlog] = {}
         self.committed: dict[Place, int] = {}
-        self.sender = Sender(mesh)
-        self.reporter = Reporter(mesh, self.sender.producer, "ingest", f"ingest-{instance}")
         self.first_event_ms: int | None = None
         self.counts = dict.fromkeys(("events_in", "late", "dead", "rounds"), 0)
         self.per_stream = {name: {"events": 0, "late": 0, "dead": 0} for name in self.readers}
-        self.consumer = Consumer(client_config(
-            mesh, group_id=f"{mesh.name}.ingest", group_instance_id=f"{mesh.name}.ingest-{instance}", enable_auto_commit=False,
-            auto_offset_reset="error", session_timeout_ms=10_000, fetch_wait_max_ms=20, fetch_min_bytes=64 << 10, fetch_message_max_bytes=512 << 10,
-            queued_min_messages=60_000, fetch_queue_backoff_ms=10, queued_max_messages_kbytes=64 << 10, enable_partition_eof=True,
-            partition_assignment_strategy="roundrobin",
-        ))  # fmt: skip
 
     def run(self) -> None:
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -91,7 +99,7 @@ class Ingest:
                 self._idle()
                 self._commit()
                 commit_due = time.monotonic() + COMMIT_S
-            if self.reporter.is_due:
+            if self.reporter is not None and self.reporter.is_due:
                 self._report()
         self._commit()
         self._report()
@@ -140,9 +148,9 @@ class Ingest:
         for message in self.consumer.consume(FETCH, wait_s):
             error = message.error()
             if error is None:
-                backlog = backlogs.get((message.topic(), message.partition()))  # type: ignore[arg-type]
+                backlog = backlogs.get((message.topic(), message.partition()))
                 if backlog is not None:
-                    backlog.offsets.append(message.offset())  # type: ignore[arg-type]
+                    backlog.offsets.append(message.offset())
                     backlog.values.append(message.value())
             else:
                 self._fetch_error(message, error)
@@ -196,9 +204,11 @@ class Ingest:
         return any(len(backlog) for backlog in self.backlogs.values()) and bool(rows)
 
     def _send(self, router: Router, sends: list[Any]) -> None:
+        failpoint("ingest.before_send")
         for send in sends:
             topic = topics.node_in(self.mesh.name, router.plan.query.name, send.target)
             self.sender.send(topic, send.partition, encode_block(send.block))
+        failpoint("ingest.after_send")
 
     def _set_aside(
         self, stream: str, topic: str, partition: int, values: list[bytes | None], read: Read
@@ -210,11 +220,8 @@ class Ingest:
             key = f"{stream}:{partition}:{late.offset}".encode()
             self.sender.send(topics.late(self.mesh.name), target, msgspec.json.encode(record), key)
         for offset, broken in read.broken:
-            value = values[broken.index] or b""
-            dead = {"stream": stream, "topic": topic, "partition": partition, "offset": offset, "reason": broken.reason,
-                    "bytes": len(value), "value_base64": base64.b64encode(value[:DEAD_VALUE_MOST]).decode()}  # fmt: skip
-            key = f"{topic}:{partition}:{offset}".encode()
-            self.sender.send(topics.dead(self.mesh.name), target, msgspec.json.encode(dead), key)
+            letter = dead_letter(stream, topic, partition, offset, broken.reason, values[broken.index])
+            self.sender.send(topics.dead(self.mesh.name), target, letter, f"{topic}:{partition}:{offset}".encode())
         self.counts["late"] += len(read.late)
         self.counts["dead"] += len(read.broken)
         self.per_stream[stream]["late"] += len(read.late)
@@ -248,7 +255,9 @@ class Ingest:
             for router in routers:
                 self._send(router, router.tell_all(self.readers[stream]))
         self.sender.flush()
+        failpoint("ingest.before_commit")
         self._write_offsets()
+        failpoint("ingest.after_commit")
 
     def _write_offsets(self, force: bool = False) -> None:
         offsets = []
@@ -279,6 +288,7 @@ class Ingest:
         ]
         low = min(watermarks, default=NO_WATERMARK)
         routers = [r for group in self.routers.values() for r in group]
+        assert self.reporter is not None
         self.reporter.send(
             **self.counts, first_event_ms=self.first_event_ms, lag=lag, watermark_ms=low if low != NO_WATERMARK else None,
             rows_out=sum(r.rows_out for r in routers), null_keys=sum(r.dropped_null for r in routers),

@@ -9,6 +9,7 @@ Invariant: a partition's host exists exactly while the partition is assigned her
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -26,8 +27,9 @@ from services.join_node.host import PartitionHost
 from services.runtime.control import wait_for_plans
 from services.runtime.producer import Sender
 from services.runtime.report import Durations, Reporter
-from services.runtime.rocks import Cache
+from services.runtime.rocks import open_newest
 from services.runtime.service import EX_CONFIG, Arguments
+from services.runtime.store import Cache, NodeStore
 from topology.node import describe_state
 
 log = logging.getLogger("joinmesh.node")
@@ -159,7 +161,7 @@ class NodeWorker:
                 self.hosts.pop(partition).close()
             for partition in sorted(mine - set(self.hosts)):
                 self.hosts[partition] = PartitionHost(
-                    self.mesh, self.published, self.node_id, partition, self.directory, self.cache, self.sender, self.steps
+                    self.mesh, self.published, self.node_id, partition, self._open(partition), self.sender, self.steps
                 )
             earliest = await consumer.earliest_offsets(*[KafkaPartition(tp.topic, tp.partition) for tp in assignment])
             starts = {TP(tp.topic, tp.partition): offset for tp, offset in earliest.items()}
@@ -174,6 +176,10 @@ class NodeWorker:
         except BaseException as error:
             self._fail(error)
             raise
+
+    def _open(self, partition: int) -> NodeStore:
+        now_ms = int(time.time() * 1000)
+        return NodeStore(open_newest(self.directory, partition, now_ms), partition, self.cache, now_ms)
 
     def _checked(self, tp: TP, stored: int | None, start: int) -> int:
         if stored is not None and stored < start:

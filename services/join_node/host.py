@@ -7,7 +7,8 @@ receivers drop, and loses nothing.
 
 import logging
 import time
-from pathlib import Path
+from collections.abc import Callable
+from typing import Protocol
 
 from schemas import topics
 from schemas.block import decode_block, encode_block
@@ -15,24 +16,32 @@ from schemas.control import PlanPublished, decode_control, encode_control
 from schemas.errors import BlockError, StateError
 from schemas.mesh import Mesh
 from services.runtime.control import derive_plan
-from services.runtime.producer import Sender
+from services.runtime.dead import dead_letter
+from services.runtime.failpoints import failpoint
 from services.runtime.report import Durations
-from services.runtime.rocks import Cache, NodeDatabase, OutboxEntry, RocksStore
+from services.runtime.store import NodeStore, OutboxEntry, SideStore
 from topology.node import Effects, JoinNode, Memo
 
 log = logging.getLogger("joinmesh.node")
 
 
+class Outlet(Protocol):
+    """Sends records in order; `done` is called once the broker has one."""
+
+    def send(
+        self, topic: str, partition: int, value: bytes, key: bytes | None = None, done: Callable[[], None] | None = None
+    ) -> None: ...
+
+
 class PartitionHost:
     def __init__(
-        self, mesh: Mesh, published: PlanPublished, node: str, partition: int, directory: Path, cache: Cache, sender: Sender,
-        steps: Durations,
-    ) -> None:  # fmt: skip
+        self, mesh: Mesh, published: PlanPublished, node: str, partition: int, store: NodeStore, sender: Outlet, steps: Durations
+    ) -> None:
         self.mesh, self.query, self.node_id, self.partition = mesh, published.query, node, partition
         self.sender, self.steps = sender, steps
-        self.database = NodeDatabase(directory / f"p{partition}", partition, cache)
+        self.database = store
         self.memo = self.database.memo() or Memo()
-        self.stores: tuple[RocksStore, RocksStore] = (self.database.store(0), self.database.store(1))
+        self.stores: tuple[SideStore, SideStore] = (store.side(0), store.side(1))
         self.dead = 0
         stored = self.database.plan()
         self.published = published if stored is None else decode_control(stored)
@@ -69,23 +78,30 @@ class PartitionHost:
         if offset < self.memo.offsets.get("in", 0):
             return  # fetched again after a rebalance
         begun = time.perf_counter()
+        aside: list[OutboxEntry] = []
         try:
             effects = self.node.step(offset, decode_block(data))
         except BlockError as error:
-            effects = self._set_aside(offset, error)
-        sends = [OutboxEntry(self._topic(s.target), s.partition, encode_block(s.block)) for s in effects.sends]
+            effects, aside = Effects(), [self._set_aside(offset, data, error)]
+        sends = [OutboxEntry(self._topic(s.target), s.partition, encode_block(s.block)) for s in effects.sends] + aside
+        failpoint("node.before_batch")
         entries = self.database.apply(effects, self.memo, sends)
+        failpoint("node.after_batch")
         for store in self.stores:
             store.settle()
         for key, entry in entries:
             self._transmit(key, entry)
+        if entries:
+            failpoint("node.after_send")
         self.steps.add((time.perf_counter() - begun) * 1000)
 
-    def _set_aside(self, offset: int, error: BlockError) -> Effects:
+    def _set_aside(self, offset: int, data: bytes, error: BlockError) -> OutboxEntry:
+        """A dead letter, durable with the offset that passes it over."""
         self.dead += 1
+        topic = topics.node_in(self.mesh.name, self.query, self.node_id)
         log.error("block at offset %s of %s.%s partition %s set aside: %s", offset, self.query, self.node_id, self.partition, error)
         self.memo.offsets["in"] = offset + 1
-        return Effects()
+        return OutboxEntry(topics.dead(self.mesh.name), self.partition, dead_letter(None, topic, self.partition, offset, str(error), data))
 
     def _topic(self, target: str) -> str:
         if target == "out":

@@ -19,10 +19,14 @@ from schemas.errors import BlockError, JoinmeshError, StateError
 from schemas.mesh import Mesh
 from schemas.rows import Rows
 from services.runtime.control import wait_for_plans
+from services.runtime.dead import dead_letter
+from services.runtime.failpoints import failpoint
 from services.runtime.kafka import client_config
 from services.runtime.producer import MAX_RECORD_BYTES
 from services.runtime.report import Durations, Reporter
 from services.runtime.service import Arguments
+from topology.admission import Admission
+from topology.plan import Input, Plan
 from topology.results import ResultEncoder, Results, SequenceFilter
 
 log = logging.getLogger("joinmesh.sink")
@@ -38,13 +42,29 @@ class Seen(msgspec.Struct):
 def serve(arguments: Arguments) -> None:
     if arguments.query is None:
         raise JoinmeshError("the sink needs --query")
-    Sink(arguments.mesh, arguments.query, arguments.instance).run()
+    mesh, query, instance = arguments.mesh, arguments.query, arguments.instance
+    ((published, plan),) = wait_for_plans(mesh, [query]).values()
+    name = f"{mesh.name}.{query}.sink-{instance}"
+    producer = Producer(client_config(
+        mesh, transactional_id=name, linger_ms=5, message_max_bytes=MAX_RECORD_BYTES, queue_buffering_max_messages=1_000_000,
+        queue_buffering_max_kbytes=512 << 10, batch_num_messages=50_000, batch_size=1 << 20, transaction_timeout_ms=60_000,
+    ))  # fmt: skip
+    consumer = Consumer(client_config(
+        mesh, group_id=f"{mesh.name}.{query}.sink", group_instance_id=name, enable_auto_commit=False, auto_offset_reset="error",
+        session_timeout_ms=10_000, fetch_wait_max_ms=10, fetch_min_bytes=32 << 10, isolation_level="read_uncommitted",
+        fetch_message_max_bytes=4 << 20, queued_max_messages_kbytes=64 << 10, queued_min_messages=1000, fetch_queue_backoff_ms=5,
+    ))  # fmt: skip
+    reporter = Reporter(mesh, Producer(client_config(mesh)), "sink", f"{query}.sink-{instance}", query=query)
+    Sink(mesh, plan, published.epoch, consumer, producer, reporter).run()
 
 
 class Sink:
-    def __init__(self, mesh: Mesh, query: str, instance: int) -> None:
-        self.mesh, self.query, self.stopping = mesh, query, False
-        ((_, plan),) = wait_for_plans(mesh, [query]).values()
+    def __init__(self, mesh: Mesh, plan: Plan, epoch: int, consumer: Any, producer: Any, reporter: Reporter | None) -> None:
+        query = plan.query.name
+        self.mesh, self.query, self.epoch, self.stopping = mesh, query, epoch, False
+        self.consumer, self.producer, self.reporter = consumer, producer, reporter
+        root = Input(plan.root.id, plan.root.aliases, plan.root.columns, ())
+        self.admission = Admission(plan, root, 0, mesh.partitions, hashed=False)
         self.encoder = ResultEncoder(plan)
         self.source, self.results_topic = topics.query_out(mesh.name, query), topics.results(mesh.name, query)
         self.filters: dict[int, SequenceFilter] = {}
@@ -53,19 +73,6 @@ class Sink:
         self.pending = 0
         self.counts = dict.fromkeys(("blocks_in", "rows_in", "rows_out", "transactions", "dead"), 0)
         self.latency = Durations(20_000)
-        self.producer = Producer(client_config(
-            mesh, transactional_id=f"{mesh.name}.{query}.sink-{instance}", linger_ms=5, message_max_bytes=MAX_RECORD_BYTES,
-            queue_buffering_max_messages=1_000_000, queue_buffering_max_kbytes=512 << 10, batch_num_messages=50_000,
-            batch_size=1 << 20, transaction_timeout_ms=60_000,
-        ))  # fmt: skip
-        self.plain = Producer(client_config(mesh))
-        self.reporter = Reporter(mesh, self.plain, "sink", f"{query}.sink-{instance}", query=query)
-        self.consumer = Consumer(client_config(
-            mesh, group_id=f"{mesh.name}.{query}.sink", group_instance_id=f"{mesh.name}.{query}.sink-{instance}",
-            enable_auto_commit=False, auto_offset_reset="error", session_timeout_ms=10_000, fetch_wait_max_ms=10, fetch_min_bytes=32 << 10,
-            isolation_level="read_uncommitted", fetch_message_max_bytes=4 << 20, queued_max_messages_kbytes=64 << 10,
-            queued_min_messages=1000, fetch_queue_backoff_ms=5,
-        ))  # fmt: skip
 
     def run(self) -> None:
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -80,11 +87,10 @@ class Sink:
             self.producer.poll(0)
             if self.started is not None and time.monotonic() - self.started >= TRANSACTION_S:
                 self._close_transaction()
-            if self.reporter.is_due:
+            if self.reporter is not None and self.reporter.is_due:
                 self._report()
         self._close_transaction()
         self._report()
-        self.plain.flush(10)
         self.consumer.close()
         log.info("stopped after %s results", f"{self.counts['rows_out']:,}")
 
@@ -140,14 +146,20 @@ class Sink:
         for partition, blocks in rows.items():
             made = self.encoder.encode(Rows.concat(blocks))
             self.counts["rows_in"] += len(made)
+            failpoint("sink.before_send")
             self._produce(made, partition)
+            failpoint("sink.after_send")
             self.pending += len(made)
 
     def _decode(self, partition: int, offset: int, data: bytes) -> Block | None:
         try:
-            return decode_block(data)
+            block = decode_block(data)
+            self.admission.check(block, self.epoch)
+            return block
         except BlockError as error:
             self.counts["dead"] += 1
+            letter = dead_letter(None, self.source, partition, offset, str(error), data)
+            self.producer.produce(topics.dead(self.mesh.name), letter, partition=partition)
             log.error("block at %s:%s:%s set aside: %s", self.source, partition, offset, error)
             return None
 
@@ -169,7 +181,9 @@ class Sink:
             for p, next in self.next.items()
         ]
         self.producer.send_offsets_to_transaction(offsets, self.consumer.consumer_group_metadata(), 30)
+        failpoint("sink.before_commit")
         self.producer.commit_transaction(60)
+        failpoint("sink.after_commit")
         self.counts["rows_out"] += self.pending
         self.counts["transactions"] += 1
         self.started, self.pending = None, 0
@@ -182,8 +196,11 @@ class Sink:
             except KafkaException:
                 continue
             lag += max(0, high - next)
+        assert self.reporter is not None
         self.reporter.send(
             **self.counts, events_in=self.counts["blocks_in"], lag=lag, step_ms_p50=self.latency.percentile(0.5),
             step_ms_p99=self.latency.percentile(0.99),
         )  # fmt: skip
-        self.plain.poll(0)
+        self.reporter.producer.poll(0)
+        if self.stopping:
+            self.reporter.producer.flush(10)

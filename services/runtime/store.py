@@ -1,0 +1,209 @@
+"""A join node partition's durable state: segments, memo, plan and outbox, changed by one atomic batch per step.
+
+Keys: `m` memo, `p` plan, `i` incarnation, `s` + side + id segment, `o` + number outbox entry.
+
+Invariant: what is stored is the state after some whole step, with every send of that step either in the outbox or already acknowledged.
+Memory holds a bounded number of bytes of segments; the rest is read back when a probe needs it. What holds the bytes is a `KeyValue`:
+RocksDB in a service (`rocks.py`), a dictionary in the simulation.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from schemas.rows import decode_rows, encode_rows
+from services.runtime.failpoints import failpoint
+from topology.node import Effects, Memo
+from topology.state import Run, Segment
+
+_encoder = msgspec.msgpack.Encoder()
+
+_MEMO, _PLAN, _INCARNATION = b"m", b"p", b"i"
+CACHE_BYTES = 256 << 20
+
+
+class KeyValue(Protocol):
+    """Ordered keys and values. A write is atomic: after any crash all of it is there, or nothing."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]: ...
+    def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None: ...
+    def close(self) -> None: ...
+
+
+class OutboxEntry(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    partition: int
+    value: bytes
+
+
+class _StoredSegment(msgspec.Struct, frozen=True, array_like=True):
+    slice: int
+    rows: int
+    bytes: int
+    min_start: int
+    max_end: int
+    max_start: int
+
+
+class Cache:
+    """Segments in memory, least recently used first out, over all stores of a process."""
+
+    def __init__(self, limit: int = CACHE_BYTES) -> None:
+        self.limit, self.used = limit, 0
+        self._runs: OrderedDict[tuple[int, int, int], tuple[Run, int]] = OrderedDict()
+
+    def get(self, key: tuple[int, int, int]) -> Run | None:
+        found = self._runs.get(key)
+        if found is None:
+            return None
+        self._runs.move_to_end(key)
+        return found[0]
+
+    def put(self, key: tuple[int, int, int], run: Run, size: int) -> None:
+        self.drop(key)
+        self._runs[key] = (run, size)
+        self.used += size
+        while self.used > self.limit and len(self._runs) > 1:
+            _, (_, freed) = self._runs.popitem(last=False)
+            self.used -= freed
+
+    def drop(self, key: tuple[int, int, int]) -> None:
+        found = self._runs.pop(key, None)
+        if found is not None:
+            self.used -= found[1]
+
+    def forget(self, partition: int) -> None:
+        for key in [k for k in self._runs if k[0] == partition]:
+            self.drop(key)
+
+
+class NodeStore:
+    def __init__(self, engine: KeyValue, partition: int, cache: Cache, now_ms: int) -> None:
+        self.engine, self.partition, self.cache = engine, partition, cache
+        self._acknowledged: list[bytes] = []  # outbox keys to trim with the next batch
+        found = engine.get(_INCARNATION)
+        # Larger than any before it, here or on another worker's disk: receivers refuse blocks of an earlier one.
+        self.incarnation = max(int(found or b"0") + 1, now_ms)
+        engine.write([(_INCARNATION, str(self.incarnation).encode())], [])
+        self._windows: tuple[dict[str, int], ...] = ()
+        self._next_outbox = 0
+
+    def memo(self) -> Memo | None:
+        found = self.engine.get(_MEMO)
+        return msgspec.msgpack.decode(found, type=Memo) if found else None
+
+    def plan(self) -> bytes | None:
+        return self.engine.get(_PLAN)
+
+    def restore(self, windows: tuple[dict[str, int], ...]) -> tuple[list[Segment], list[Segment]]:
+        """What each side holds."""
+        self._windows = windows
+        sides: tuple[list[Segment], list[Segment]] = ([], [])
+        for key, value in self.engine.scan(b"s"):
+            side, id = key[1], int.from_bytes(key[2:], "big")
+            meta, _ = _split(value)
+            sides[side].append(Segment(id, meta.slice, meta.rows, meta.bytes, meta.min_start, meta.max_end, meta.max_start))
+        return sides
+
+    def outbox(self) -> list[tuple[bytes, OutboxEntry]]:
+        """What was made durable but perhaps not sent, in order."""
+        waiting = [(key, msgspec.msgpack.decode(value, type=OutboxEntry)) for key, value in self.engine.scan(b"o")]
+        if waiting:
+            self._next_outbox = int.from_bytes(waiting[-1][0][1:], "big") + 1
+        return waiting
+
+    def acknowledged(self, key: bytes) -> None:
+        self._acknowledged.append(key)
+
+    def apply(
+        self, effects: Effects, memo: Memo, sends: Sequence[OutboxEntry], plan: bytes | None = None
+    ) -> list[tuple[bytes, OutboxEntry]]:
+        """Make a step durable in one write; gives the outbox entries that may now be sent."""
+        puts = []
+        for side, segment, run in effects.puts:
+            meta = _StoredSegment(
+                segment.slice, segment.rows, segment.bytes, segment.min_start, segment.max_end, segment.max_start
+            )
+            head = _encoder.encode(meta)
+            puts.append((_segment_key(side, segment.id), len(head).to_bytes(2, "big") + head + encode_rows(run.rows).to_pybytes()))
+        deletes = [_segment_key(side, id) for side, id in effects.drops]
+        entries = []
+        for send in sends:
+            key = b"o" + self._next_outbox.to_bytes(8, "big")
+            self._next_outbox += 1
+            puts.append((key, _encoder.encode(send)))
+            entries.append((key, send))
+        done, self._acknowledged = self._acknowledged, []
+        deletes += done
+        if plan is not None:
+            puts.append((_PLAN, plan))
+        puts.append((_MEMO, _encoder.encode(memo)))
+        self.engine.write(puts, deletes)
+        if done:
+            failpoint("node.after_trim")
+        return entries
+
+    def side(self, side: int) -> "SideStore":
+        return SideStore(self, side)
+
+    def load(self, side: int, id: int) -> Run:
+        value = self.engine.get(_segment_key(side, id))
+        assert value is not None, f"segment {side}/{id} of partition {self.partition} is not stored"
+        return Run.of(decode_rows(_split(value)[1]), self._windows[side], presorted=True)
+
+    def close(self) -> None:
+        self.cache.forget(self.partition)
+        self.engine.close()
+
+
+class SideStore:
+    """One side's segments: in the cache, or read back from the database.
+
+    A put is visible here at once and durable with the step's batch; until then it lives in the cache, which never evicts within a step
+    what the step has put (`pending`).
+    """
+
+    def __init__(self, store: NodeStore, side: int) -> None:
+        self.store, self.side = store, side
+        self.pending: dict[int, Run] = {}
+
+    def get(self, id: int) -> Run:
+        run = self.pending.get(id)
+        if run is None:
+            run = self.store.cache.get(self._key(id))
+        if run is None:
+            run = self.store.load(self.side, id)
+            self.store.cache.put(self._key(id), run, _size(run))
+        return run
+
+    def put(self, segment: Segment, run: Run) -> None:
+        self.pending[segment.id] = run
+
+    def drop(self, id: int) -> None:
+        self.pending.pop(id, None)
+        self.store.cache.drop(self._key(id))
+
+    def settle(self) -> None:
+        """The step is durable: what it put may be evicted from now on."""
+        for id, run in self.pending.items():
+            self.store.cache.put(self._key(id), run, _size(run))
+        self.pending.clear()
+
+    def _key(self, id: int) -> tuple[int, int, int]:
+        return (self.store.partition, self.side, id)
+
+
+def _size(run: Run) -> int:
+    return run.rows.nbytes + 16 * len(run)
+
+
+def _segment_key(side: int, id: int) -> bytes:
+    return b"s" + bytes([side]) + id.to_bytes(8, "big")
+
+
+def _split(value: bytes) -> tuple[_StoredSegment, bytes]:
+    size = int.from_bytes(value[:2], "big")
+    return msgspec.msgpack.decode(value[2 : 2 + size], type=_StoredSegment), value[2 + size :]

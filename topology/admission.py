@@ -1,0 +1,79 @@
+"""Whether a block is one that its receiver can take: from the right sender, of the right shape, within range.
+
+A checksum keeps out damage; this keeps out blocks that are whole but wrong (another version's, another node's, forged). What is refused here is
+set aside with its reason and changes no state.
+
+Invariant: a block that is admitted has exactly the columns and types the plan says for its side, so no step fails on it.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.block import NO_WATERMARK, Block, Header
+from schemas.errors import BlockError
+from schemas.mesh import FieldType
+from schemas.rows import Column, Rows
+from topology.decode import ARROW_TYPES, MAX_TIME_MS
+from topology.plan import Input, Plan
+from topology.window import HASH, part_id, part_time
+
+_SEQUENCE_MOST = 1 << 62
+
+
+class Admission:
+    """The rules for blocks of one sender."""
+
+    def __init__(self, plan: Plan, input: Input, partition: int, partitions: int, hashed: bool = True) -> None:
+        self.input, self.partition, self.partitions = input, partition, partitions
+        types: dict[str, pa.DataType] = {name(a): pa.int64() for a in input.aliases for name in (part_id, part_time)}
+        types |= {str(column): ARROW_TYPES[plan.query.types[column]] for column in input.columns}
+        if hashed:
+            types[HASH] = pa.uint64()
+        self.types = types
+        self._never_null = {n for n in types if n[0] in "#@"} | {str(c) for c in input.key}
+
+    def check(self, block: Block, epoch: int) -> None:
+        header = block.header
+        if header.sender != self.input.name:
+            raise BlockError(f"sent by {header.sender!r}, but this side is fed by {self.input.name!r}")
+        if header.epoch != epoch:
+            raise BlockError(f"of plan epoch {header.epoch}, but epoch {epoch} runs here")
+        if header.kind not in ("rows", "watermark"):
+            raise BlockError(f"of kind {header.kind!r}, which nothing sends yet")
+        self._check_place(header)
+        if block.rows is not None:
+            self._check_rows(block.rows)
+
+    def _check_place(self, header: Header) -> None:
+        if not 0 <= header.sequence < _SEQUENCE_MOST or not 0 <= header.sender_partition < header.sender_partitions:
+            raise BlockError(f"sequence {header.sequence} of partition {header.sender_partition} is out of range")
+        if self.input.is_source != bool(header.positions):
+            raise BlockError("source positions are missing" if self.input.is_source else "source positions in a join node's block")
+        if not self.input.is_source and header.sender_partitions != self.partitions:
+            raise BlockError(f"sent by one of {header.sender_partitions} partitions, this mesh has {self.partitions}")
+        for time in (header.watermark, *(p.watermark for p in header.positions)):
+            if not NO_WATERMARK - MAX_TIME_MS <= time <= MAX_TIME_MS:
+                raise BlockError(f"watermark {time} is out of range")
+        for p in header.positions:
+            if not (0 <= p.partition < header.sender_partitions and 0 <= p.first <= p.next < 1 << 48):
+                raise BlockError(f"position {p.partition}:{p.first}-{p.next} is out of range")
+
+    def _check_rows(self, rows: Rows) -> None:
+        if rows.columns.keys() != self.types.keys():
+            raise BlockError(f"has columns {sorted(rows.columns)}, the plan says {sorted(self.types)}")
+        for name, column in rows.columns.items():
+            if _type(column) != self.types[name]:
+                raise BlockError(f"column {name} is {_type(column)}, the plan says {self.types[name]}")
+            if name in self._never_null and not isinstance(column, np.ndarray) and column.null_count:
+                raise BlockError(f"column {name} holds nulls")
+        if HASH in self.types and len(rows) and (rows[HASH] % np.uint64(self.partitions) != self.partition).any():
+            raise BlockError(f"holds rows of another partition than {self.partition}")
+
+
+def _type(column: Column) -> pa.DataType:
+    if not isinstance(column, np.ndarray):
+        return pa.large_utf8() if column.type == pa.utf8() else column.type
+    return pa.from_numpy_dtype(column.dtype)
+
+
+assert set(ARROW_TYPES) == set(FieldType)
