@@ -20,6 +20,10 @@ KAFKA_IMAGE = "apache/kafka:4.0.0"
 CreateTopics = Callable[..., None]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="renew golden texts such as tests/plans/*.txt; review the diff")
+
+
 @pytest.fixture(scope="session")
 def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a broker for this test run."""

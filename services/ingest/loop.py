@@ -26,6 +26,7 @@ from services.ingest.alignment import Backlog, Place, may_go
 from services.runtime.control import wait_for_plans
 from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
+from services.runtime.health import Health
 from services.runtime.kafka import client_config, source_partitions
 from services.runtime.producer import Sender
 from services.runtime.report import Reporter
@@ -55,16 +56,16 @@ def serve(arguments: Arguments) -> None:
     ))  # fmt: skip
     reporter = Reporter(mesh, sender.producer, "ingest", f"ingest-{instance}")
     counts = source_partitions(mesh, [mesh.streams[name] for name in used])
-    Ingest(mesh, plans, counts, consumer, sender, reporter).run()
+    Ingest(mesh, plans, counts, consumer, sender, reporter, health=arguments.new_health()).run()
 
 
 class Ingest:
     def __init__(
         self, mesh: Mesh, plans: Mapping[str, tuple[PlanPublished, Plan]], counts: Mapping[str, int], consumer: Any, sender: Any,
-        reporter: Reporter | None, incarnation: int | None = None,
+        reporter: Reporter | None, incarnation: int | None = None, health: Health | None = None,
     ) -> None:  # fmt: skip
         self.mesh, self.stopping = mesh, False
-        self.consumer, self.sender, self.reporter = consumer, sender, reporter
+        self.consumer, self.sender, self.reporter, self.health = consumer, sender, reporter, health or Health()
         streams = [mesh.streams[name] for name in mesh.streams if name in counts]
         self.readers = {stream.name: StreamReader(stream, counts[stream.name]) for stream in streams}
         self.by_topic = {stream.topic: stream.name for stream in streams}
@@ -133,6 +134,7 @@ class Ingest:
             self.committed[place.topic, place.partition] = start
             place.offset = start
         consumer.assign([TopicPartition(p.topic, p.partition, p.offset) for p in stored])
+        self.health.ready = True
 
     def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:
         self._commit()
@@ -292,8 +294,10 @@ class Ingest:
         self.reporter.send(
             **self.counts, first_event_ms=self.first_event_ms, lag=lag, watermark_ms=low if low != NO_WATERMARK else None,
             rows_out=sum(r.rows_out for r in routers), null_keys=sum(r.dropped_null for r in routers),
-            filtered=sum(r.dropped_selection for r in routers), streams=self.per_stream, alarms=self._alarms(),
+            filtered=sum(r.dropped_selection for r in routers), streams=self.per_stream, alarms=self._alarms(), ready=self.health.ready,
         )  # fmt: skip
+        self.health.observe(self.counts["events_in"], lag)
+        self.health.check()
 
     def _alarms(self) -> list[str]:
         now, alarms = time.monotonic(), []

@@ -25,6 +25,7 @@ from schemas.errors import JoinmeshError, StateError
 from schemas.mesh import Mesh
 from services.join_node.host import PartitionHost
 from services.runtime.control import wait_for_plans
+from services.runtime.health import Health
 from services.runtime.producer import Sender
 from services.runtime.report import Durations, Reporter
 from services.runtime.rocks import open_newest
@@ -40,7 +41,7 @@ FETCH_WAIT_MS = 40
 def serve(arguments: Arguments) -> int:
     if arguments.query is None or arguments.node is None:
         raise JoinmeshError("a join node needs --query and --node")
-    worker = NodeWorker(arguments.mesh, arguments.query, arguments.node, arguments.instance, arguments.data)
+    worker = NodeWorker(arguments.mesh, arguments.query, arguments.node, arguments.instance, arguments.data, arguments.new_health())
     return worker.run()
 
 
@@ -84,20 +85,19 @@ class NodeApp(faust.App):
 class NodeWorker:
     """All partitions of one join node that this process has."""
 
-    def __init__(self, mesh: Mesh, query: str, node: str, instance: int, data: Path) -> None:
-        self.mesh, self.query, self.node_id = mesh, query, node
+    def __init__(self, mesh: Mesh, query: str, node: str, instance: int, data: Path, health: Health) -> None:
+        self.mesh, self.query, self.node_id, self.health = mesh, query, node, health
         self.directory = data / query / node
         self.cache, self.sender, self.steps = Cache(), Sender(mesh), Durations()
         # Read before the consumer starts: Faust delivers all topics through one loop, so waiting for the control topic inside it would
         # wait for ever behind a full input buffer.
         ((self.published, _),) = wait_for_plans(mesh, [query]).values()
         self.hosts: dict[int, PartitionHost] = {}
-        self.ready = asyncio.Event()
         self.input_topic = topics.node_in(mesh.name, query, node)
         self.control_topic = topics.control(mesh.name)
         self.failure: BaseException | None = None
         self.reporter = Reporter(mesh, self.sender.producer, "join_node", f"{query}.{node}-{instance}", query=query, node=node)
-        self.high: dict[TP, int] = {}
+        self.taken = 0
         self.app = self._app(instance)
 
     def _app(self, instance: int) -> NodeApp:
@@ -170,7 +170,7 @@ class NodeWorker:
                 host = self.hosts.get(tp.partition)
                 stored = host.next_offset("in" if tp.topic == self.input_topic else "control") if host else None
                 wanted[tp] = self._checked(tp, stored, starts.get(tp, 0))
-            self.ready.set()
+            self.health.ready = True
             log.info("%s.%s has partitions %s", self.query, self.node_id, sorted(mine))
             return wanted
         except BaseException as error:
@@ -207,6 +207,7 @@ class NodeWorker:
             if host is None:
                 continue
             self._guard(host.take, message.offset, message.value)
+            self.taken += 1
             self.sender.producer.poll(0)
             while self.sender.unacknowledged > UNACKNOWLEDGED_MOST:
                 await asyncio.sleep(0.005)
@@ -236,10 +237,10 @@ class NodeWorker:
             await asyncio.sleep(0.05)
             try:
                 self.sender.check()
+                if self.reporter.is_due:
+                    self._report()
             except JoinmeshError as error:
                 self._fail(error)
-            if self.reporter.is_due:
-                self._report()
 
     def _report(self) -> None:
         memos = [host.memo for host in self.hosts.values()]
@@ -262,8 +263,10 @@ class NodeWorker:
             rows_out=sum(m.rows_out for m in memos), rows_repeated=sum(m.rows_repeated for m in memos),
             dead=sum(h.dead for h in self.hosts.values()), lag=lag, watermark_ms=low if low is not None and low > 0 else None,
             state=list(state.values()), step_ms_p50=self.steps.percentile(0.5), step_ms_p99=self.steps.percentile(0.99),
-            cache_bytes=self.cache.used,
+            cache_bytes=self.cache.used, ready=self.health.ready, blocks_fenced=sum(m.blocks_fenced for m in memos),
         )  # fmt: skip
+        self.health.observe(self.taken, lag)
+        self.health.check()
 
 
 def _add_state(total: dict[str, dict[str, Any]], held: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from schemas.errors import JoinmeshError, MachineError
 from schemas.mesh import Mesh, load_mesh
+from services.runtime.health import Health
 
 EX_CONFIG = 78
 
@@ -25,6 +26,14 @@ class Arguments:
     query: str | None
     node: str | None
     instance: int
+    health: str | None = None
+
+    def new_health(self) -> Health:
+        """The service's health, served over HTTP when asked for."""
+        health = Health()
+        if self.health is not None:
+            health.serve(self.health)
+        return health
 
     @property
     def name(self) -> str:
@@ -41,6 +50,7 @@ def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:
     parser.add_argument("--query", help="the query this process works for")
     parser.add_argument("--node", help="the join node this process is, such as j1")
     parser.add_argument("--instance", type=int, default=0, help="number of this worker among several of the same service")
+    parser.add_argument("--health", metavar="[HOST:]PORT", help="answer GET /live and GET /ready here")
     given = parser.parse_args()
     logging.basicConfig(
         level=os.environ.get("JOINMESH_LOG", "INFO"), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -48,7 +58,7 @@ def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:
     for noisy in ("faust", "mode", "aiokafka", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        arguments = Arguments(load_mesh(given.file), Path(given.data), given.query, given.node, given.instance)
+        arguments = Arguments(load_mesh(given.file), Path(given.data), given.query, given.node, given.instance, given.health)
         code = serve(arguments) or 0
     except MachineError as error:
         print(f"joinmesh {what}: {error}", file=sys.stderr, flush=True)

@@ -21,6 +21,7 @@ from schemas.rows import Rows
 from services.runtime.control import wait_for_plans
 from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
+from services.runtime.health import Health
 from services.runtime.kafka import client_config
 from services.runtime.producer import MAX_RECORD_BYTES
 from services.runtime.report import Durations, Reporter
@@ -55,14 +56,16 @@ def serve(arguments: Arguments) -> None:
         fetch_message_max_bytes=4 << 20, queued_max_messages_kbytes=64 << 10, queued_min_messages=1000, fetch_queue_backoff_ms=5,
     ))  # fmt: skip
     reporter = Reporter(mesh, Producer(client_config(mesh)), "sink", f"{query}.sink-{instance}", query=query)
-    Sink(mesh, plan, published.epoch, consumer, producer, reporter).run()
+    Sink(mesh, plan, published.epoch, consumer, producer, reporter, arguments.new_health()).run()
 
 
 class Sink:
-    def __init__(self, mesh: Mesh, plan: Plan, epoch: int, consumer: Any, producer: Any, reporter: Reporter | None) -> None:
+    def __init__(
+        self, mesh: Mesh, plan: Plan, epoch: int, consumer: Any, producer: Any, reporter: Reporter | None, health: Health | None = None
+    ) -> None:
         query = plan.query.name
         self.mesh, self.query, self.epoch, self.stopping = mesh, query, epoch, False
-        self.consumer, self.producer, self.reporter = consumer, producer, reporter
+        self.consumer, self.producer, self.reporter, self.health = consumer, producer, reporter, health or Health()
         root = Input(plan.root.id, plan.root.aliases, plan.root.columns, ())
         self.admission = Admission(plan, root, 0, mesh.partitions, hashed=False)
         self.encoder = ResultEncoder(plan)
@@ -111,6 +114,7 @@ class Sink:
             self.filters[place.partition] = SequenceFilter(seen.sequence)
             self.next[place.partition] = start
         consumer.assign([TopicPartition(p.topic, p.partition, self.next[p.partition]) for p in stored])
+        self.health.ready = True
 
     def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:
         self._close_transaction()
@@ -199,8 +203,10 @@ class Sink:
         assert self.reporter is not None
         self.reporter.send(
             **self.counts, events_in=self.counts["blocks_in"], lag=lag, step_ms_p50=self.latency.percentile(0.5),
-            step_ms_p99=self.latency.percentile(0.99),
+            step_ms_p99=self.latency.percentile(0.99), ready=self.health.ready,
         )  # fmt: skip
+        self.health.observe(self.counts["blocks_in"], lag)
+        self.health.check()
         self.reporter.producer.poll(0)
         if self.stopping:
             self.reporter.producer.flush(10)

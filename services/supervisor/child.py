@@ -15,7 +15,8 @@ from pathlib import Path
 from services.runtime.queries import Service
 from services.runtime.tied import tied_command
 
-BACKOFF_FIRST_S, BACKOFF_MOST_S, HEALTHY_S = 0.5, 30.0, 60.0
+BACKOFF_FIRST_S, HEALTHY_S = 0.5, 60.0
+BACKOFF_MOST_S = float(os.environ.get("JOINMESH_RESTART_MOST_S", "30"))
 NO_USE_RESTARTING = 78  # EX_CONFIG: the same start would fail the same way
 LOG_BYTES_MOST = 50_000_000
 _LOUD = re.compile(r"\b(WARN|WARNING|ERROR|CRITICAL|FATAL)\b|^joinmesh[ a-z_]*: ")

@@ -1,0 +1,1 @@
+"""Faults on a running mesh, and the proof that they changed nothing."""

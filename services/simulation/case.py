@@ -1,0 +1,99 @@
+"""What one seed asks of the mesh: a query, a plan, source records, and the answer they must give.
+
+Invariant: a case is a function of the random numbers it draws; broken, late and null-keyed records are among its events, and the expected results,
+late and dead records come from the oracle and the log alone.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from schemas.control import PlanPublished
+from schemas.mesh import FieldType, Mesh, Stream
+from services.runtime.control import plan_digest
+from topology.cql import parse_query
+from topology.oracle import Event, on_time, truth
+from topology.plan import Plan, Tree, build_plan, tree_text
+from topology.query import Query
+
+FIELDS = {"k": FieldType.INT64, "s": FieldType.STRING, "v": FieldType.INT64, "ts": FieldType.TIMESTAMP}
+VALUES: Mapping[str, list[Any]] = {"k": [0, 1, 2**53 + 1, None], "s": ["a", "aé", "longer than sixteen bytes", None], "v": [0, 1, 2, None]}
+EXTRA = ("a0.v > 0", "a1.v IN (1, 2)", "a0.v < a1.v", "a0.ts <= a1.ts", "a1.s IS NOT NULL", "NOT (a0.v = 1 OR a1.v = 2)")
+SELECT = ("a0.k AS k, a1.s AS s, a0.v + a1.v AS total", "a0.v, a1.ts AS t, 'fix' AS y", "*")
+BROKEN = (b"", b"{", None, b'{"k": 1}', b'{"k": "x", "ts": 5}', b'{"ts": -4}', b"\xff\xfe", b"JMB\x01")
+
+
+@dataclass(frozen=True)
+class Case:
+    mesh: Mesh
+    plan: Plan
+    published: PlanPublished
+    counts: dict[str, int]  # stream -> source partitions
+    records: list[tuple[str, int, bytes | None]]  # stream, partition, value; offsets follow from the order
+    expected: dict[str, tuple[dict[str, Any], int]]
+    late: set[str]  # stream:partition:offset
+    dead: set[str]
+
+
+def draw_case(rng: Random) -> Case:
+    n = rng.choice((2, 2, 3, 3, 3, 4))
+    scale = rng.choice((1, 100))  # at 100 partitions drift further apart than ingest's slack
+    names = ["r0", "r0"] if n == 2 and rng.random() < 0.2 else [f"r{i}" for i in range(n)]
+    windows = [rng.choice((5, 20, 60, 200)) * scale for _ in range(n)]
+    streams = {name: Stream(name, name, FIELDS, "ts", lateness_ms=rng.choice((0, 10, 50)) * scale) for name in dict.fromkeys(names)}
+    edges = [(0, i) for i in range(1, n)] if rng.random() < 0.4 else [(i, i + 1) for i in range(n - 1)]
+    where = [f"a{i}.{f} = a{j}.{f}" for i, j in edges for f in rng.choice((("k",), ("k",), ("s",), ("k", "s")))]
+    where += rng.sample(EXTRA, rng.choice((0, 0, 1)))
+    sources = ", ".join(f"{s} [RANGE {w} MS] AS a{i}" for i, (s, w) in enumerate(zip(names, windows, strict=True)))
+    text = f"SELECT {rng.choice(SELECT)} FROM {sources} WHERE {' AND '.join(where)}"
+    query = parse_query("q", text, streams)
+    tree = _random_tree(query, rng)
+    plan = build_plan(query, tree)
+    mesh = Mesh("m", {"bootstrap.servers": "none"}, rng.choice((1, 2, 2, 3)), streams, {"q": text})
+    counts = {name: rng.choice((1, 1, 2)) for name in streams}
+    published = PlanPublished("q", 1, text, tree_text(tree), plan_digest(mesh, plan), 0, counts)
+    records, events, dead = _draw_records(rng, streams, counts, scale)
+    late = {e.id for e in events} - {e.id for s in streams.values() for e in on_time(s, [e for e in events if e.stream == s.name])}
+    return Case(mesh, plan, published, counts, records, truth(query, streams, events), late, dead)
+
+
+def _draw_records(
+    rng: Random, streams: Mapping[str, Stream], counts: Mapping[str, int], scale: int
+) -> tuple[list[tuple[str, int, bytes | None]], list[Event], set[str]]:
+    names, few = list(streams), rng.choice((1, 2, 3))
+    next_offset: dict[tuple[str, int], int] = {}
+    records: list[tuple[str, int, bytes | None]] = []
+    events: list[Event] = []
+    dead: set[str] = set()
+    time = 1_000 * scale
+    for _ in range(rng.randint(15, 20 + 10 * len(names))):
+        time += rng.choice((0, 1, 3, 10, 30)) * scale
+        stream = rng.choice(names)
+        partition = rng.randrange(counts[stream])
+        offset = next_offset.get((stream, partition), 0)
+        next_offset[stream, partition] = offset + 1
+        if rng.random() < 0.05:
+            records.append((stream, partition, rng.choice(BROKEN)))
+            dead.add(f"{stream}:{partition}:{offset}")
+            continue
+        values = {f: choices[-1] if rng.random() < 0.06 else rng.choice(choices[:few]) for f, choices in VALUES.items()}
+        values["ts"] = time - rng.choice((0, 0, 0, 2, 15, 60)) * scale
+        records.append((stream, partition, json.dumps(values).encode()))
+        events.append(Event(stream, partition, offset, values))
+    return records, events, dead
+
+
+def _random_tree(query: Query, rng: Random) -> Tree:
+    """Any tree without cross products: join two connected pieces until one is left."""
+    pieces: list[tuple[Tree, set[str]]] = [(alias, {alias}) for alias in query.aliases]
+    while len(pieces) > 1:
+        pairs = [
+            (i, j) for i in range(len(pieces)) for j in range(len(pieces)) if i != j
+            and any({c.alias for c in g} & pieces[i][1] and {c.alias for c in g} & pieces[j][1] for g in query.equal)
+        ]  # fmt: skip
+        i, j = rng.choice(pairs)
+        joined: tuple[Tree, set[str]] = ((pieces[i][0], pieces[j][0]), pieces[i][1] | pieces[j][1])
+        pieces = [p for k, p in enumerate(pieces) if k not in (i, j)] + [joined]
+    return pieces[0][0]
