@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.synced
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help sync fmt check test demo up audit bench broker clean
+.PHONY: help sync fmt check test demo up audit bench chaos broker clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,18 @@ audit: sync ## audit the mesh of MESH=mesh.yaml with Spark
 
 bench: sync ## throughput, CPU, latency and memory, beside a hand-written join
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+chaos: sync ## the long fault runs, each audited: kills, points of the step, broker, pauses, workers, lost volumes, full disks (about an hour)
+	$(BIN)/joinmesh chaos --seed 1 --events 300000 --rate 1400 --faults kill:50
+	for point in before_batch after_batch after_send after_trim; do $(BIN)/joinmesh chaos --seed 2 --events 60000 --rate 600 --faults none --failpoints node.$$point:9 || exit 1; done
+	$(BIN)/joinmesh chaos --seed 3 --events 60000 --rate 600 --faults none --failpoints ingest.before_send:9,sink.before_send:9
+	$(BIN)/joinmesh chaos --seed 3 --events 60000 --rate 600 --faults none --failpoints ingest.after_send:9,sink.after_send:9
+	$(BIN)/joinmesh chaos --seed 3 --events 60000 --rate 600 --faults none --failpoints ingest.before_commit:3,sink.before_commit:9
+	$(BIN)/joinmesh chaos --seed 3 --events 60000 --rate 600 --faults none --failpoints ingest.after_commit:3,sink.after_commit:9
+	$(BIN)/joinmesh chaos --seed 4 --events 100000 --rate 500 --faults broker-kill:5,broker-restart:5
+	$(BIN)/joinmesh chaos --seed 5 --events 100000 --rate 400 --faults pause:10
+	$(BIN)/joinmesh chaos --seed 6 --events 60000 --rate 400 --faults workers:5,wipe:3
+	$(BIN)/joinmesh chaos --seed 7 --events 60000 --rate 600 --faults disk-full:3
 
 broker: sync ## a Kafka broker on localhost:9092 (stop it: .venv/bin/joinmesh broker down)
 	$(BIN)/joinmesh broker up $(ARGS)

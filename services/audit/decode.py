@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 Value = int | float | str | bool | None
 
@@ -163,9 +163,11 @@ def event_decoder(fields: Mapping[str, str], event_time: str) -> Callable[[bytes
                 row[i] = None
                 continue
             try:
-                row[i] = convert(raw)
+                row[i] = converted = convert(raw)
             except Broken as error:
                 raise Broken(f"{key}: {error}") from None
+            if i == at and isinstance(raw, int) and not EVENT_TIME_MIN <= cast(int, converted) <= EVENT_TIME_MAX:
+                raise Broken(f"{key}: event time is out of range")
         ts = row[at]
         if ts is None:
             raise Broken(f"{event_time}: event time is missing")

@@ -69,10 +69,15 @@ def _run(plan: Plan, world: World, say: Say) -> tuple[bool, list[Done], dict[str
     rng.shuffle(schedule)
     turns = dict.fromkeys(plan.faults, 0)
     done: list[Done] = []
+    begun, pause_s = time.monotonic(), per_stream * 4 / plan.rate * 0.95 / max(1, len(schedule))
     for number, name in enumerate(schedule, 1):
         target = FAULTS[name](world, rng, turns[name])
         turns[name] += 1
-        seconds = world.seconds_to_work_again(target, time.time(), RECOVER_S) if generator.poll() is None else None
+        # Kills follow one another while the mesh is still recovering from the last; only each sixth is watched to its end.
+        watched = generator.poll() is None and (name != "kill" or turns[name] % 6 == 0)
+        seconds = world.seconds_to_work_again(target, time.time(), RECOVER_S) if watched else None
+        while time.monotonic() < begun + number * pause_s and generator.poll() is None:
+            time.sleep(0.1)
         done.append(Done(name, target, seconds))
         say(f"fault {number} of {len(schedule)}: {name} of {target}" + (f", all work again after {seconds:.1f} s" if seconds is not None else ""))
     while plan.failpoints and generator.poll() is None:

@@ -11,7 +11,7 @@ import logging
 import signal
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -120,8 +120,8 @@ class Ingest:
             if start < low:
                 raise StateError(
                     f"source topic {place.topic} partition {place.partition}: next record to read is {start}, but the topic now begins at "
-                    f"{low}; {low - start:,} records were deleted before they were joined. Keep records longer, then either accept the gap "
-                    f"(kafka-consumer-groups.sh --reset-offsets --to-earliest --group {self.mesh.name}.ingest) or use a new mesh name"
+                    f"{low}; {low - start:,} records were deleted before they were joined. Keep records longer, and use a new mesh name to "
+                    "join again from what the topics hold now"
                 )
             reading = msgspec.json.decode(place.metadata, type=Reading) if place.offset >= 0 and place.metadata else Reading(start)
             reading.next = start
@@ -158,7 +158,7 @@ class Ingest:
                 self._fetch_error(message, error)
         for (topic, partition), backlog in backlogs.items():
             if backlog.offsets:
-                backlog.fetched = backlog.offsets[-1] + 1
+                backlog.fetched = max(backlog.fetched, backlog.offsets[-1] + 1)
             if len(backlog) > BACKLOG_MOST and not backlog.paused:
                 backlog.paused = True
                 self.consumer.pause([TopicPartition(topic, partition)])
@@ -170,7 +170,9 @@ class Ingest:
         if error.code() == KafkaError._PARTITION_EOF:
             backlog = self.backlogs.get((message.topic(), message.partition()))  # type: ignore[arg-type]
             if backlog is not None:
+                # Offsets before it that held no event are passed too: markers of the producers' transactions.
                 backlog.end = message.offset()
+                backlog.fetched = cast(int, message.offset())
         elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
             raise StateError(f"source topic {message.topic()} no longer holds the next record to read: {error.str()}")
         elif error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -282,9 +284,10 @@ class Ingest:
             except KafkaException:
                 continue
             reading = self.readers[self.by_topic[topic]].readings.get(partition)
+            if backlog.at_end and not len(backlog):
+                continue
             if high >= 0 and reading is not None:
-                lag += max(0, high - reading.next)
-            lag += 0 if backlog.at_end else 1  # not yet known to be at its end
+                lag += max(1, high - reading.next)
         watermarks = [
             min((r.watermark(p) for p in range(r.partitions)), default=NO_WATERMARK) for r in self.readers.values()
         ]

@@ -165,11 +165,13 @@ class NodeWorker:
                 )
             earliest = await consumer.earliest_offsets(*[KafkaPartition(tp.topic, tp.partition) for tp in assignment])
             starts = {TP(tp.topic, tp.partition): offset for tp, offset in earliest.items()}
+            latest = await consumer.highwaters(*[KafkaPartition(tp.topic, tp.partition) for tp in assignment])
+            ends = {TP(tp.topic, tp.partition): offset for tp, offset in latest.items()}
             wanted = {}
             for tp in assignment:
                 host = self.hosts.get(tp.partition)
                 stored = host.next_offset("in" if tp.topic == self.input_topic else "control") if host else None
-                wanted[tp] = self._checked(tp, stored, starts.get(tp, 0))
+                wanted[tp] = self._checked(tp, stored, starts.get(tp, 0), ends.get(tp, 0))
             self.health.ready = True
             log.info("%s.%s has partitions %s", self.query, self.node_id, sorted(mine))
             return wanted
@@ -181,11 +183,16 @@ class NodeWorker:
         now_ms = int(time.time() * 1000)
         return NodeStore(open_newest(self.directory, partition, now_ms), partition, self.cache, now_ms)
 
-    def _checked(self, tp: TP, stored: int | None, start: int) -> int:
+    def _checked(self, tp: TP, stored: int | None, start: int, end: int) -> int:
         if stored is not None and stored < start:
             raise StateError(
                 f"{tp.topic} partition {tp.partition}: the state is at offset {stored} but the topic now begins at {start}; blocks were deleted "
                 f"before they were joined. Keep them longer (retention.ms), and use a new mesh name to compute from the source topics again"
+            )
+        if stored is not None and stored > end:
+            raise StateError(
+                f"{tp.topic} partition {tp.partition}: the state is at offset {stored} but the topic ends at {end}; it was deleted and made "
+                f"again. Delete {self.directory} to build the state from the topic as it is now"
             )
         return start if stored is None else stored
 

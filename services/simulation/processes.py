@@ -1,0 +1,208 @@
+"""The services as processes of the simulation: real code, simulated clients and disks, started, stepped, and dropped at a crash.
+
+Invariant: what outlives a process is the broker and its disk, byte by byte; every object of the process itself is gone.
+"""
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from confluent_kafka import TopicPartition
+
+from schemas import topics
+from schemas.block import MAGIC, Header, decode_header
+from services.ingest.loop import Ingest
+from services.join_node.host import PartitionHost
+from services.runtime.report import Durations
+from services.runtime.store import Cache, NodeStore, OutboxEntry
+from services.simulation.broker import SimConsumer, SimSender, SimTransactionalProducer
+from services.sink.loop import Sink
+from topology.node import Memo
+
+if TYPE_CHECKING:
+    from services.simulation.world import World
+
+
+class SimulatedCrash(BaseException):
+    """The process is gone, at once. Not an `Exception`, so that no service code catches it."""
+
+
+class ProtocolBroken(AssertionError):
+    """A step did not keep its order, whether or not a result shows it."""
+
+
+class Disk:
+    """A `KeyValue` in memory that outlives its process. Checks that every write is a whole step."""
+
+    def __init__(self, strict: bool, data: dict[bytes, bytes] | None = None) -> None:
+        self.strict, self.data = strict, dict(data or {})
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.data.get(key)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        yield from [(k, self.data[k]) for k in sorted(self.data) if k.startswith(prefix)]
+
+    def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
+        if self.strict:
+            self._check(puts, deletes)
+        for key in deletes:
+            self.data.pop(key, None)
+        for key, value in puts:
+            assert type(key) is bytes
+            assert type(value) is bytes
+            self.data[key] = value
+
+    def _check(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
+        """Segments and outbox change only together with the input offset that they belong to."""
+        if not any(key[:1] in (b"s", b"o") for key, _ in puts) and not any(key[:1] == b"s" for key in deletes):
+            return
+        stored = dict(puts).get(b"m")
+        if stored is None or _next(stored) <= _next(self.data.get(b"m")):
+            raise ProtocolBroken("segments or outbox were written without the input offset behind them")
+
+    def close(self) -> None: ...
+
+
+def _next(memo: bytes | None) -> int:
+    return msgspec.msgpack.decode(memo, type=Memo).offsets.get("in", 0) if memo is not None else -1
+
+
+def _content(value: bytes) -> tuple[Header | None, bytes]:
+    """A record without the incarnation that sent it: a block that is sent again may carry a later one."""
+    if not value.startswith(MAGIC):
+        return None, value
+    header = decode_header(value)
+    return msgspec.structs.replace(header, incarnation=0), value[12 + int.from_bytes(value[8:12], "little") :]
+
+
+class Process:
+    """One process; `left` is how many steps a zombie has until it finds out."""
+
+    name: str
+    sender: SimSender
+
+    def __init__(self, world: "World") -> None:
+        self.world, self.left = world, -1
+
+    @property
+    def rng(self) -> Random:
+        return self.world.rng
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> bool:
+        """One step of draining; whether something moved."""
+        raise NotImplementedError
+
+
+class IngestProcess(Process):
+    def __init__(self, world: "World") -> None:
+        super().__init__(world)
+        self.name, case = "ingest", world.case
+        self.sender = SimSender(world.broker)
+        self.consumer = SimConsumer(world.broker, "m.ingest", world.rng, eof=True)
+        plans = {"q": (case.published, case.plan)}
+        self.ingest = Ingest(case.mesh, plans, case.counts, self.consumer, self.sender, None, world.tick())
+        self.places = [TopicPartition(s, p) for s, count in case.counts.items() for p in range(count)]
+        self._assign()
+
+    def _assign(self) -> None:
+        self.ingest._assigned(self.consumer, [TopicPartition(p.topic, p.partition) for p in self.places])  # type: ignore[arg-type]
+        for backlog in self.ingest.backlogs.values():
+            backlog.moved_at = self.world.clock.now  # its default is the machine's clock
+
+    def step(self) -> None:
+        roll = self.rng.random()
+        if roll < 0.05:
+            self.ingest._revoked(self.consumer, self.places)  # type: ignore[arg-type]
+            self._assign()
+        elif roll < 0.35:
+            self.ingest._commit()
+        else:
+            self.ingest._fetch(0)
+            self.ingest._round()
+            self.ingest.sender.check()
+
+    def finish(self) -> bool:
+        self.ingest._fetch(0)
+        self.ingest._round()
+        if any(len(b) for b in self.ingest.backlogs.values()) or any(
+            at < len(self.world.broker.log(place)) for place, at in self.consumer.positions.items()
+        ):
+            return True
+        before = dict(self.ingest.committed)
+        self.ingest._commit()
+        return before != self.ingest.committed
+
+
+class NodeProcess(Process):
+    """One partition of one join node, on a disk of some worker."""
+
+    def __init__(self, world: "World", node: str, partition: int, disk: Disk) -> None:
+        super().__init__(world)
+        self.node, self.partition, self.disk = node, partition, disk
+        self.name = f"{node}.{partition}"
+        self.sender = SimSender(world.broker, self._leaves if disk.strict else None)
+        store = NodeStore(disk, partition, Cache(world.cache_bytes), world.tick())
+        self.host = PartitionHost(world.case.mesh, world.case.published, node, partition, store, self.sender, Durations())
+        self.place = (topics.node_in("m", "q", node), partition)
+        self.at = self.host.next_offset("in") or 0
+        world.stats["resent from outbox"] += sum(len(q) for q in self.sender.queues.values())
+
+    def _leaves(self, topic: str, partition: int, value: bytes) -> None:
+        wanted = (topic, partition, _content(value))
+        entries = (msgspec.msgpack.decode(stored, type=OutboxEntry) for _, stored in self.disk.scan(b"o"))
+        if not any((e.topic, e.partition, _content(e.value)) == wanted for e in entries):
+            raise ProtocolBroken(f"{self.name} sent a block that is not durable")
+
+    def step(self) -> None:
+        if self.rng.random() < 0.02:
+            self.at = max(0, self.at - self.rng.randint(1, 3))  # fetched again
+        log = self.world.broker.log(self.place)
+        self._take(log, self.rng.randint(1, 4))
+
+    def _take(self, log: list[Any], count: int) -> None:
+        while count > 0 and self.at < len(log):
+            self.host.take(self.at, log[self.at].value)
+            self.at += 1
+            count -= 1
+
+    def finish(self) -> bool:
+        log, before = self.world.broker.log(self.place), self.at
+        self._take(log, len(log))
+        return self.at > before
+
+
+class SinkProcess(Process):
+    def __init__(self, world: "World") -> None:
+        super().__init__(world)
+        self.name, case = "sink", world.case
+        self.sender = SimSender(world.broker)  # never used: a sink writes in transactions only
+        self.producer = SimTransactionalProducer(world.broker, "m.q.sink-0")
+        self.producer.init_transactions()
+        self.consumer = SimConsumer(world.broker, "m.q.sink", world.rng, eof=False)
+        self.sink = Sink(case.mesh, case.plan, case.published.epoch, self.consumer, self.producer, None)
+        self.places = [TopicPartition(topics.query_out("m", "q"), p) for p in range(case.mesh.partitions)]
+        self.sink._assigned(self.consumer, self.places)  # type: ignore[arg-type]
+
+    def step(self) -> None:
+        roll = self.rng.random()
+        if roll < 0.04:
+            self.sink._revoked(self.consumer, self.places)  # type: ignore[arg-type]
+            self.sink._assigned(self.consumer, self.places)  # type: ignore[arg-type]
+        elif roll < 0.3:
+            self.sink._close_transaction()
+        else:
+            self.sink._take(self.consumer.consume(64, 0))  # type: ignore[arg-type]
+
+    def finish(self) -> bool:
+        before = dict(self.sink.next)
+        self.sink._take(self.consumer.consume(64, 0))  # type: ignore[arg-type]
+        if all(at == len(self.world.broker.log(place)) for place, at in self.consumer.positions.items()):
+            self.sink._close_transaction()
+        else:
+            return True
+        return before != self.sink.next

@@ -1,0 +1,22 @@
+"""The short form of `make chaos`: kills, a broker crash, a lost volume and a takeover under load, proven by the audit at the end."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def test_faults_change_nothing(tmp_path: Path, run: Callable[..., Any]) -> None:
+    done = run("chaos", "--events", 40_000, "--rate", 800, "--seed", 3, "--faults", "kill:6,broker-kill:1,wipe:1,workers:1",
+               "--folder", tmp_path / "chaos", timeout=600)  # fmt: skip
+    print(done.stdout)
+    assert "seed 3: PASSED" in done.stdout
+
+
+def test_death_at_points_of_the_step_changes_nothing(tmp_path: Path, run: Callable[..., Any]) -> None:
+    points = "node.after_batch:7,ingest.after_send:9,sink.before_commit:5"
+    done = run("chaos", "--events", 24_000, "--rate", 800, "--seed", 4, "--faults", "none", "--failpoints", points, "--times", 3,
+               "--folder", tmp_path / "chaos", timeout=600)  # fmt: skip
+    print(done.stdout)
+    assert "seed 4: PASSED" in done.stdout
+    for point in points.split(","):
+        assert point.partition(":")[0] in done.stdout, "the failpoint was never passed"

@@ -1,0 +1,264 @@
+"""The simulation can fail: each way to break the step's order, or a service's, is caught, and it is said by which seed.
+
+Two detectors. The audit compares the committed results with the oracle. The protocol checks of the simulated disk and sender see a step that is out of
+order even when no result shows it: a step is deterministic and numbered by its input offset, so repeating one whole is harmless by design, and only
+the second detector sees mutants that rely on that.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import TopicPartition
+
+from schemas.block import Block, Header, decode_block, encode_block
+from schemas.errors import BlockError
+from schemas.rows import Rows
+from services.ingest.loop import Ingest
+from services.join_node.host import PartitionHost
+from services.runtime.failpoints import failpoint
+from services.runtime.store import NodeStore, OutboxEntry
+from services.simulation.world import SimulationFailed, run_seed
+from services.sink.loop import Seen, Sink
+from topology.node import _NOTHING, Effects, JoinNode, Memo
+from topology.results import SequenceFilter
+
+SEEDS = range(300)
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _step(host: PartitionHost, offset: int, data: bytes) -> tuple[Effects, list[OutboxEntry]]:
+    """The first half of `PartitionHost.take`, for mutants of the second half."""
+    try:
+        effects, aside = host.node.step(offset, decode_block(data)), []
+    except BlockError as error:
+        effects, aside = Effects(), [host._set_aside(offset, data, error)]
+    return effects, [OutboxEntry(host._topic(s.target), s.partition, encode_block(s.block)) for s in effects.sends] + aside
+
+
+def _store_memo(host: PartitionHost) -> None:
+    host.database.engine.write([(b"m", msgspec.msgpack.encode(host.memo))], [])
+
+
+def offset_after_the_sends(patch: pytest.MonkeyPatch) -> None:
+    """The batch holds all but the input offset, which is written when everything is sent."""
+
+    def take(self: PartitionHost, offset: int, data: bytes) -> None:
+        if offset < self.memo.offsets.get("in", 0):
+            return
+        before = dict(self.memo.offsets)
+        effects, sends = _step(self, offset, data)
+        after, self.memo.offsets = self.memo.offsets, before
+        failpoint("node.before_batch")
+        entries = self.database.apply(effects, self.memo, sends)
+        failpoint("node.after_batch")
+        for store in self.stores:
+            store.settle()
+        for key, entry in entries:
+            self._transmit(key, entry)
+        failpoint("node.after_send")
+        self.memo.offsets = after
+        _store_memo(self)
+
+    patch.setattr(PartitionHost, "take", take)
+
+
+def memo_after_the_sends(patch: pytest.MonkeyPatch) -> None:
+    """The input offset and all that says what was seen are written on their own, when everything is sent."""
+    apply = NodeStore.apply
+
+    def without_memo(
+        self: NodeStore, effects: Effects, memo: Memo, sends: list[OutboxEntry], plan: bytes | None = None
+    ) -> list[tuple[bytes, OutboxEntry]]:
+        stored = self.memo()
+        return apply(self, effects, memo if stored is None else stored, sends, plan)
+
+    def take(self: PartitionHost, offset: int, data: bytes) -> None:
+        original(self, offset, data)
+        failpoint("node.after_send")
+        _store_memo(self)
+
+    original = PartitionHost.take
+    patch.setattr(NodeStore, "apply", without_memo)
+    patch.setattr(PartitionHost, "take", take)
+
+
+def offset_before_the_batch(patch: pytest.MonkeyPatch) -> None:
+    """The memo is written ahead of the batch, on its own."""
+    apply = NodeStore.apply
+
+    def memo_first(
+        self: NodeStore, effects: Effects, memo: Memo, sends: list[OutboxEntry], plan: bytes | None = None
+    ) -> list[tuple[bytes, OutboxEntry]]:
+        self.engine.write([(b"m", msgspec.msgpack.encode(memo))], [])
+        failpoint("node.before_batch")
+        return apply(self, effects, memo, sends, plan)
+
+    patch.setattr(NodeStore, "apply", memo_first)
+
+
+def send_before_the_batch(patch: pytest.MonkeyPatch) -> None:
+    """Blocks leave, then the batch is written: a crash between the two, or before they arrive, has nothing to resend."""
+
+    def take(self: PartitionHost, offset: int, data: bytes) -> None:
+        if offset < self.memo.offsets.get("in", 0):
+            return
+        effects, sends = _step(self, offset, data)
+        for entry in sends:
+            self.sender.send(entry.topic, entry.partition, entry.value)
+        failpoint("node.before_batch")
+        for key, _ in self.database.apply(effects, self.memo, sends):
+            self.database.acknowledged(key)
+        failpoint("node.after_batch")
+        for store in self.stores:
+            store.settle()
+
+    patch.setattr(PartitionHost, "take", take)
+
+
+def outbox_not_resent(patch: pytest.MonkeyPatch) -> None:
+    """A restart forgets what was durable but perhaps not sent."""
+    patch.setattr(NodeStore, "outbox", lambda _self: [])
+
+
+def trimmed_before_delivery(patch: pytest.MonkeyPatch) -> None:
+    """An outbox entry is trimmed when it was handed to the producer, not when the broker has it."""
+
+    def transmit(self: PartitionHost, key: bytes, entry: OutboxEntry) -> None:
+        self.sender.send(entry.topic, entry.partition, entry.value)
+        self.database.acknowledged(key)
+
+    patch.setattr(PartitionHost, "_transmit", transmit)
+
+
+def no_sequence_check_in_nodes(patch: pytest.MonkeyPatch) -> None:
+    """A node takes every block of another node."""
+    unseen = JoinNode._unseen
+
+    def anything(self: JoinNode, header: Header, rows: Rows | None) -> Rows | None:
+        if header.positions:
+            return unseen(self, header, rows)
+        return rows if rows is not None else _NOTHING
+
+    patch.setattr(JoinNode, "_unseen", anything)
+
+
+def no_sequence_check_in_the_sink(patch: pytest.MonkeyPatch) -> None:
+    """The sink writes every block it reads."""
+
+    def is_new(self: SequenceFilter, block: Block) -> bool:
+        self.last = max(self.last, block.header.sequence)
+        return True
+
+    patch.setattr(SequenceFilter, "is_new", is_new)
+
+
+def no_source_offset_check(patch: pytest.MonkeyPatch) -> None:
+    """A node takes every row of ingest."""
+    unseen = JoinNode._unseen
+
+    def anything(self: JoinNode, header: Header, rows: Rows | None) -> Rows | None:
+        if not header.positions:
+            return unseen(self, header, rows)
+        return rows if rows is not None else _NOTHING
+
+    patch.setattr(JoinNode, "_unseen", anything)
+
+
+def ingest_commits_before_the_flush(patch: pytest.MonkeyPatch) -> None:
+    """Source offsets are stored while blocks are still under way."""
+
+    def commit(self: Ingest) -> None:
+        for stream, routers in self.routers.items():
+            for router in routers:
+                self._send(router, router.tell_all(self.readers[stream]))
+        self._write_offsets()
+        failpoint("ingest.before_commit")
+        self.sender.flush()
+
+    patch.setattr(Ingest, "_commit", commit)
+
+
+def ingest_commits_without_its_reading(patch: pytest.MonkeyPatch) -> None:
+    """The largest event time is not stored with the offset, so that lateness starts afresh."""
+    write = Ingest._write_offsets
+
+    def bare(self: Ingest, force: bool = False) -> None:
+        commit, self.consumer.commit = self.consumer.commit, None
+
+        def without(offsets: list[TopicPartition], asynchronous: bool) -> None:
+            commit(offsets=[TopicPartition(o.topic, o.partition, o.offset) for o in offsets], asynchronous=asynchronous)
+
+        self.consumer.commit = without
+        try:
+            write(self, force)
+        finally:
+            self.consumer.commit = commit
+
+    patch.setattr(Ingest, "_write_offsets", bare)
+
+
+def sink_offsets_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
+    """Results are committed first, the offsets behind them afterwards."""
+
+    def close(self: Sink) -> None:
+        if self.started is None:
+            return
+        offsets = [
+            TopicPartition(self.source, p, at, msgspec.json.encode(Seen(self.filters[p].last)).decode()) for p, at in self.next.items()
+        ]
+        failpoint("sink.before_commit")
+        self.producer.commit_transaction(60)
+        failpoint("sink.after_commit")
+        self.consumer.commit(offsets=offsets, asynchronous=False)
+        self.started, self.pending = None, 0
+
+    patch.setattr(Sink, "_close_transaction", close)
+
+
+def sink_forgets_the_sequence(patch: pytest.MonkeyPatch) -> None:
+    """The last sequence is not stored with the sink's offset."""
+    original = Sink._assigned
+
+    def assigned(self: Sink, consumer: Any, places: list[TopicPartition]) -> None:
+        original(self, consumer, places)
+        self.filters = {p: SequenceFilter() for p in self.filters}
+
+    patch.setattr(Sink, "_assigned", assigned)
+
+
+AUDITED: list[Patch] = [
+    memo_after_the_sends, offset_before_the_batch, send_before_the_batch, outbox_not_resent, trimmed_before_delivery,
+    no_sequence_check_in_nodes, no_sequence_check_in_the_sink, no_source_offset_check, ingest_commits_before_the_flush,
+    ingest_commits_without_its_reading, sink_offsets_outside_the_transaction, sink_forgets_the_sequence,
+]  # fmt: skip
+CHECKED: list[Patch] = [offset_after_the_sends, memo_after_the_sends, offset_before_the_batch, send_before_the_batch]
+
+
+def first_caught(strict: bool) -> tuple[int, str]:
+    for seed in SEEDS:
+        try:
+            run_seed(seed, strict)
+        except SimulationFailed as failure:
+            return seed, str(failure).splitlines()[0]
+    pytest.fail(f"none of {len(SEEDS)} seeds caught it")
+
+
+@pytest.mark.parametrize("mutant", AUDITED, ids=lambda m: m.__name__)
+def test_the_audit_catches(mutant: Patch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mutant(monkeypatch)
+    begun = time.monotonic()
+    seed, why = first_caught(strict=False)
+    with capsys.disabled():
+        print(f"\n  mutant {mutant.__name__} caught after {seed + 1} seeds, {time.monotonic() - begun:.1f} s: {why}")
+
+
+@pytest.mark.parametrize("mutant", CHECKED, ids=lambda m: m.__name__)
+def test_the_protocol_checks_catch(mutant: Patch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mutant(monkeypatch)
+    seed, why = first_caught(strict=True)
+    assert "ProtocolBroken" in why
+    with capsys.disabled():
+        print(f"\n  mutant {mutant.__name__} caught after {seed + 1} seeds: {why}")
