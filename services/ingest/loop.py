@@ -97,8 +97,8 @@ class Ingest:
             progressed = self._round()
             self.sender.check()
             if time.monotonic() >= commit_due:
-                self._idle()
                 self._commit()
+                self._idle()
                 commit_due = time.monotonic() + COMMIT_S
             if self.reporter is not None and self.reporter.is_due:
                 self._report()
@@ -232,7 +232,10 @@ class Ingest:
         self.per_stream[stream]["dead"] += len(read.broken)
 
     def _idle(self) -> None:
-        """Raise the floor of partitions silent longer than their stream allows; durable before anyone is told."""
+        """Raise the floor of partitions silent longer than their stream allows; durable before anyone is told.
+
+        Called right after a commit, so that offset, largest time and floor are of one moment.
+        """
         now = time.monotonic()
         active = [
             self.readers[self.by_topic[topic]].watermark(partition)
@@ -268,11 +271,8 @@ class Ingest:
         for (topic, partition), committed in self.committed.items():
             reading = self.readers[self.by_topic[topic]].readings.get(partition)
             if reading is not None and (force or reading.next > committed):
-                # `force`: only the floor is new; the offset stays where every channel has been told.
-                next = committed if force else reading.next
-                metadata = msgspec.json.encode(Reading(next, reading.max_time, reading.floor)).decode()
-                offsets.append(TopicPartition(topic, partition, next, metadata))
-                self.committed[topic, partition] = next
+                offsets.append(TopicPartition(topic, partition, reading.next, msgspec.json.encode(reading).decode()))
+                self.committed[topic, partition] = reading.next
         if offsets:
             self.consumer.commit(offsets=offsets, asynchronous=False)
 

@@ -73,7 +73,7 @@ class Child:
             # An own session: Ctrl-C reaches the supervisor alone, which then stops the services in good order.
             self._process = subprocess.Popen(
                 tied_command(self.command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={"POLARS_MAX_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"},  # blocks are small: threads cost more than they give
             )  # fmt: skip
         self._started, self._due = time.monotonic(), None
 

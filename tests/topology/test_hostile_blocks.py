@@ -1,0 +1,452 @@
+"""Whatever stands in an inner topic, a receiver sets it aside or takes it: no other error, no change of state, no wrong row.
+
+Good blocks of a small mesh are mixed with hostile ones: damaged, cut, of another version, or whole with a right checksum and wrong in one respect.
+Every hostile one is refused with `BlockError`, leaves memo and segments as they were, and the good ones give exactly what they give alone.
+"""
+
+import random
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import TopicPartition
+
+from schemas import topics
+from schemas.block import Block, Header, Position, decode_block, encode_block
+from schemas.control import PlanPublished
+from schemas.errors import BlockError
+from schemas.mesh import FieldType, Mesh, Stream
+from schemas.rows import Rows, as_arrow
+from services.join_node.host import PartitionHost
+from services.runtime.control import plan_digest
+from services.runtime.report import Durations
+from services.runtime.store import Cache, NodeStore
+from services.simulation.broker import Record, SimBroker, SimConsumer, SimMessage, SimSender, SimTransactionalProducer
+from services.simulation.processes import Disk
+from services.sink.loop import Sink
+from topology.cql import parse_query
+from topology.node import JoinNode, Send
+from topology.plan import build_plan
+from topology.testing import TopologyDriver
+from topology.window import HASH, OFFSET_BITS
+
+PARTITIONS, SOURCE_PARTITIONS = 2, 2
+FIELDS = {
+    "k": FieldType.INT64, "s": FieldType.STRING, "f": FieldType.FLOAT64, "b": FieldType.BOOL, "v": FieldType.INT64, "ts": FieldType.TIMESTAMP,
+}  # fmt: skip
+TEXT = """SELECT x.v, y.s AS s, z.b AS b, x.f + z.f AS total
+FROM r0 [RANGE 300 MS] AS x, r1 [RANGE 200 MS] AS y, r2 [RANGE 400 MS] AS z WHERE x.k = y.k AND x.s = y.s AND y.f = z.f"""
+STREAMS = {n: Stream(n, n, FIELDS, "ts", lateness_ms=20) for n in ("r0", "r1", "r2")}
+QUERY = parse_query("q", TEXT, STREAMS)
+PLAN = build_plan(QUERY, (("x", "y"), "z"))
+MESH = Mesh("m", {"bootstrap.servers": "none"}, PARTITIONS, STREAMS, {"q": TEXT})
+PUBLISHED = PlanPublished("q", 1, TEXT, "((x y) z)", plan_digest(MESH, PLAN), 0, dict.fromkeys(STREAMS, SOURCE_PARTITIONS))
+Remake = Callable[[random.Random, Block], Block | None]
+
+
+@dataclass
+class Good:
+    """Inputs of a run without faults: of one partition of each node, and of the sink."""
+
+    inputs: dict[str, list[bytes]]
+    out: list[bytes]
+    results: list[tuple[str, dict[str, Any], int]]
+
+
+@pytest.fixture(scope="module")
+def good() -> Good:
+    rng = random.Random(7)
+    driver = TopologyDriver(PLAN, STREAMS, partitions=PARTITIONS, source_partitions=SOURCE_PARTITIONS)
+    for i in range(180):
+        values = {"k": rng.choice((0, 1)), "s": rng.choice(("a", "longer than sixteen bytes", "é")), "f": rng.choice((0.0, 1.5)),
+                  "b": rng.choice((True, False, None)), "v": rng.choice((1, 2, None)), "ts": 1_000 + 5 * i}  # fmt: skip
+        driver.produce(f"r{i % 3}", rng.randrange(SOURCE_PARTITIONS), values)
+    driver.run(rng.randrange, most=4)
+    # 0.0 and 1.5 fall into different partitions or into one; take the one with more.
+    inputs = {node: max((driver.inputs[node, p].records for p in range(PARTITIONS)), key=len) for node in ("j1", "j2")}
+    out = max((driver.out[p].records for p in range(PARTITIONS)), key=len)
+    made = Good(inputs, out, driver.results)
+    assert all(len(records) > 20 for records in (*inputs.values(), out))
+    return made
+
+
+def partition_of(good: Good, node: str) -> int:
+    """Which partition the chosen records are of."""
+    block = next(b for b in map(decode_block, good.inputs[node]) if b.rows is not None and len(b.rows))
+    assert block.rows is not None
+    return int(block.rows[HASH][0] % np.uint64(PARTITIONS))
+
+
+# -- hostile blocks
+
+
+def header(**changes: Any) -> Remake:
+    return lambda _, block: Block(msgspec.structs.replace(block.header, **changes), block.rows)
+
+
+def column(change: Callable[[random.Random, str, pa.Array], Any], names: Callable[[str], bool]) -> Remake:
+    """Replace a column that fits."""
+
+    def remake(rng: random.Random, block: Block) -> Block | None:
+        fitting = [n for n in block.rows.columns if names(n)] if block.rows is not None and len(block.rows) else []
+        if block.rows is None or not fitting:
+            return None
+        name = rng.choice(fitting)
+        return Block(block.header, block.rows.with_column(name, change(rng, name, as_arrow(block.rows[name]))))
+
+    return remake
+
+
+def is_part(name: str) -> bool:
+    return name[0] in "#@"
+
+
+def is_time(name: str) -> bool:
+    return name[0] == "@"
+
+
+def is_id(name: str) -> bool:
+    return name[0] == "#" and name != HASH
+
+
+def with_null(_: random.Random, __: str, array: pa.Array) -> Any:
+    return pa.array([None, *array.to_pylist()[1:]], array.type)
+
+
+def with_first(value: Any) -> Callable[[random.Random, str, pa.Array], Any]:
+    def change(_: random.Random, __: str, array: pa.Array) -> Any:
+        return np.asarray([value, *array.to_pylist()[1:]], array.type.to_pandas_dtype())
+
+    return change
+
+
+def other_type(rng: random.Random, _: str, array: pa.Array) -> Any:
+    types = [pa.int32(), pa.uint8(), pa.float32(), pa.large_binary(), pa.timestamp("ms"), pa.null(), pa.list_(pa.int64()), pa.date64()]
+    if rng.random() < 0.3:
+        return array.dictionary_encode()
+    if rng.random() < 0.3 and array.type != pa.large_utf8():
+        return pa.array([str(v) for v in array.to_pylist()], pa.large_utf8())
+    return pa.nulls(len(array), rng.choice(types))
+
+
+def without_column(rng: random.Random, block: Block) -> Block | None:
+    if block.rows is None:
+        return None
+    gone = rng.choice(list(block.rows.columns))
+    return Block(block.header, block.rows.select([n for n in block.rows.columns if n != gone]))
+
+
+def with_more_columns(_: random.Random, block: Block) -> Block | None:
+    return None if block.rows is None else Block(block.header, block.rows.with_column("x.more", np.zeros(len(block.rows), np.int64)))
+
+
+def renamed_column(rng: random.Random, block: Block) -> Block | None:
+    if block.rows is None:
+        return None
+    old = rng.choice(list(block.rows.columns))
+    return Block(block.header, Rows({("w" + n if n == old else n): c for n, c in block.rows.columns.items()}, len(block.rows)))
+
+
+def for_another_partition(_: random.Random, block: Block) -> Block | None:
+    if block.rows is None or HASH not in block.rows.columns or not len(block.rows):
+        return None
+    return Block(block.header, block.rows.with_column(HASH, block.rows[HASH] + np.uint64(1)))
+
+
+def wrong_hash(_: random.Random, block: Block) -> Block | None:
+    """In the right partition, but not the hash of the row's key: would join rows whose keys differ."""
+    if block.rows is None or HASH not in block.rows.columns or not len(block.rows):
+        return None
+    return Block(block.header, block.rows.with_column(HASH, block.rows[HASH] + np.uint64(2 * PARTITIONS)))
+
+
+def positions(change: Callable[[Position], Position]) -> Remake:
+    def remake(_: random.Random, block: Block) -> Block | None:
+        if not block.header.positions:
+            return None
+        first, *rest = block.header.positions
+        return Block(msgspec.structs.replace(block.header, positions=(change(first), *rest)), block.rows)
+
+    return remake
+
+
+def outside_its_positions(_: random.Random, block: Block) -> Block | None:
+    """A row that the block's positions do not speak of: it would escape the check for repeats."""
+    if not block.header.positions or block.rows is None or not len(block.rows):
+        return None
+    name, position = "#" + block.header.sender, block.header.positions[0]
+    ids = block.rows.ints(name).copy()
+    ids[0] = position.partition << OFFSET_BITS | position.next
+    return Block(block.header, block.rows.with_column(name, ids))
+
+
+def without_positions(_: random.Random, block: Block) -> Block | None:
+    return Block(msgspec.structs.replace(block.header, positions=()), block.rows) if block.header.positions else None
+
+
+def with_positions(_: random.Random, block: Block) -> Block | None:
+    return None if block.header.positions else Block(msgspec.structs.replace(block.header, positions=(Position(0, 0, 1, 5),)), block.rows)
+
+
+HUGE = 2**62
+REMAKES: dict[str, Remake] = {
+    "side 2": header(side=2), "side -1": header(side=-1), "unknown sender": header(sender="nobody"), "empty sender": header(sender=""),
+    "epoch 2": header(epoch=2), "epoch 0": header(epoch=0), "completion": header(kind="completion"), "barrier": header(kind="barrier"),
+    "sequence -1": header(sequence=-1), "sequence 2^62": header(sequence=HUGE), "sequence 2^64-1": header(sequence=2**64 - 1),
+    "partition -1": header(sender_partition=-1), "partition 99": header(sender_partition=99), "no partitions": header(sender_partitions=0),
+    "more partitions": header(sender_partitions=1_000), "incarnation -1": header(incarnation=-1), "incarnation 2^63": header(incarnation=2**63),
+    "watermark 2^62": header(watermark=HUGE), "watermark -2^63": header(watermark=-(2**63)),
+    "positions missing": without_positions, "positions of a node": with_positions,
+    "position of partition -1": positions(lambda p: msgspec.structs.replace(p, partition=-1)),
+    "position of partition 99": positions(lambda p: msgspec.structs.replace(p, partition=99)),
+    "position backwards": positions(lambda p: msgspec.structs.replace(p, first=p.next + 1)),
+    "position negative": positions(lambda p: msgspec.structs.replace(p, first=-1)),
+    "position 2^48": positions(lambda p: msgspec.structs.replace(p, next=1 << 48)),
+    "position's watermark": positions(lambda p: msgspec.structs.replace(p, watermark=HUGE)),
+    "column missing": without_column, "column too many": with_more_columns, "column renamed": renamed_column,
+    "column of another type": column(other_type, lambda _: True), "null in a part": column(with_null, is_part),
+    "time too large": column(with_first(2**63 - 1), is_time), "time negative": column(with_first(-5), is_time),
+    "id negative": column(with_first(-1), is_id), "id of partition 99": column(with_first(99 << OFFSET_BITS), is_id),
+    "another partition's rows": for_another_partition, "wrong hash": wrong_hash, "row outside its positions": outside_its_positions,
+}  # fmt: skip
+
+
+def sealed(header_bytes: bytes, rest: bytes) -> bytes:
+    """A block with a right checksum around whatever bytes."""
+    body = struct.pack("<I", len(header_bytes)) + header_bytes + rest
+    return b"JMB\x01" + struct.pack("<I", zlib.crc32(body)) + body
+
+
+def parts(data: bytes) -> tuple[bytes, bytes]:
+    size = int.from_bytes(data[8:12], "little")
+    return data[12 : 12 + size], data[12 + size :]
+
+
+def stream_of(batches: list[pa.RecordBatch], schema: pa.Schema) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def hostile_bytes(rng: random.Random, data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Damaged, cut, foreign, and Arrow that is not one batch."""
+    flipped = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        i = rng.randrange(len(data))
+        flipped[i] ^= 1 << rng.randrange(8)
+    if flipped != data:
+        yield "flipped bits", bytes(flipped)
+    yield "cut", data[: rng.randrange(len(data))]
+    yield "empty", b""
+    yield "too long", data + rng.randbytes(rng.randint(1, 9))
+    yield "another version", data[:3] + bytes([rng.choice((0, 2, 255))]) + data[4:]
+    yield "noise", rng.randbytes(rng.randint(1, 200))
+    yield "large noise", b"JMB\x01" + bytes(1 << 18)
+    head, rows = parts(data)
+    yield "noise for a header", sealed(rng.randbytes(20), rows)
+    yield "header is a number", sealed(b"\x05", rows)
+    yield "header too short", sealed(msgspec.msgpack.encode(["rows", "x"]), rows)
+    yield "noise for rows", sealed(head, rng.randbytes(rng.randint(1, 300)))
+    size = struct.pack("<I", 2**31)
+    body = size + head + rows
+    yield "absurd header length", b"JMB\x01" + struct.pack("<I", zlib.crc32(body)) + body
+    if rows:
+        yield "Arrow cut", sealed(head, rows[: rng.randint(1, len(rows) - 9)])
+        absurd = bytearray(rows)
+        absurd[4:8] = struct.pack("<i", rng.choice((2**31 - 1, -5, 1 << 20)))
+        yield "absurd Arrow length", sealed(head, bytes(absurd))
+        batch = pa.ipc.open_stream(rows).read_next_batch()
+        yield "no batch", sealed(head, stream_of([], batch.schema))
+        yield "two batches", sealed(head, stream_of([batch, batch], batch.schema))
+        twice = pa.RecordBatch.from_arrays([*batch.columns, batch.columns[0]], [*batch.schema.names, batch.schema.names[0]])
+        yield "a column twice", sealed(head, stream_of([twice], twice.schema))
+
+
+def hostile(rng: random.Random, data: bytes, skip: set[str]) -> tuple[str, bytes]:
+    """One hostile block made from a good one."""
+    while True:
+        if rng.random() < 0.3:
+            return rng.choice(list(hostile_bytes(rng, data)))
+        name = rng.choice([n for n in REMAKES if n not in skip])
+        made = REMAKES[name](rng, decode_block(data))
+        if made is not None:
+            return name, encode_block(made)
+
+
+# -- receivers
+
+
+def emitted(sends: list[Send]) -> Counter[tuple[Any, ...]]:
+    """The rows that were sent, as values."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for send in sends:
+        if send.block.rows is not None:
+            names = sorted(n for n in send.block.rows.columns)
+            found.update(zip(*[as_arrow(send.block.rows[n]).to_pylist() for n in names], strict=True))
+    return found
+
+
+def snapshot(node: JoinNode) -> tuple[bytes, list[Any]]:
+    return msgspec.msgpack.encode(node.memo), [list(state.segments()) for state in node.states]
+
+
+@pytest.mark.parametrize("node_id", ["j1", "j2"])
+def test_a_step_refuses_and_goes_on(good: Good, node_id: str) -> None:
+    rng, records = random.Random(node_id), good.inputs[node_id]
+    partition = partition_of(good, node_id)
+    plain = JoinNode(PLAN, node_id, partition, PARTITIONS)
+    wanted = emitted([s for i, data in enumerate(records) for s in plain.step(i, decode_block(data)).sends])
+    mixed = JoinNode(PLAN, node_id, partition, PARTITIONS)
+    sends: list[Send] = []
+    refused: Counter[str] = Counter()
+    wrong: Counter[str] = Counter()
+    offset = 0
+    for data in records:
+        for _ in range(24):
+            name, bad = hostile(rng, rng.choice(records), set())
+            before = snapshot(mixed)
+            try:
+                mixed.step(offset, decode_block(bad))
+                wrong[f"{name}: taken"] += 1
+            except BlockError:
+                refused[name] += 1
+                assert snapshot(mixed) == before, f"{name}: refused, but the state changed"
+            except Exception as error:
+                wrong[f"{name}: {type(error).__name__}: {error}"] += 1
+            if snapshot(mixed) != before:  # go on from a clean one, so that one finding does not hide the next
+                mixed = JoinNode(PLAN, node_id, partition, PARTITIONS)
+                sends = []
+                for i, earlier in enumerate(records[: records.index(data)]):
+                    sends += mixed.step(i, decode_block(earlier)).sends
+            offset += 1
+        sends += mixed.step(offset, decode_block(data)).sends
+        offset += 1
+    assert not wrong, f"not refused: {dict(wrong)}"
+    assert emitted(sends) == wanted
+    assert len(refused) > 40
+    assert sum(refused.values()) > 500
+
+
+def test_a_host_sets_aside_and_counts(good: Good) -> None:
+    rng, records = random.Random(2), good.inputs["j2"]
+    partition = partition_of(good, "j2")
+    broker, disk = SimBroker(), Disk(strict=True)
+    sender = SimSender(broker)
+    host = PartitionHost(MESH, PUBLISHED, "j2", partition, NodeStore(disk, partition, Cache(), 1), sender, Durations())
+    plain = JoinNode(PLAN, "j2", partition, PARTITIONS)
+    wanted = emitted([s for i, data in enumerate(records) for s in plain.step(i, decode_block(data)).sends])
+    offset = bad_ones = 0
+    for data in records:
+        for _ in range(6):
+            _, bad = hostile(rng, rng.choice(records), set())
+            host.take(offset, bad)
+            offset, bad_ones = offset + 1, bad_ones + 1
+        host.take(offset, data)
+        offset += 1
+        sender.flush()
+        if rng.random() < 0.1:
+            dead = host.dead
+            host = PartitionHost(MESH, PUBLISHED, "j2", partition, NodeStore(disk, partition, Cache(), 1), sender, Durations())
+            host.dead = dead
+            assert host.next_offset("in") == offset
+    sent = [Send("out", p, decode_block(r.value or b"")) for p, r in broker.topic(topics.query_out("m", "q"))]
+    assert emitted(sent) == wanted
+    letters = [msgspec.json.decode(r.value or b"") for _, r in broker.topic(topics.dead("m"))]
+    assert host.dead == bad_ones == len({letter["offset"] for letter in letters})
+
+
+NOT_CHECKED_BY_THE_SINK = {"wrong hash", "another partition's rows", "row outside its positions"}  # its rows carry no hash
+
+
+def test_the_sink_sets_aside_and_counts(good: Good) -> None:
+    rng, broker = random.Random(3), SimBroker()
+    producer = SimTransactionalProducer(broker, "sink")
+    producer.init_transactions()
+    consumer = SimConsumer(broker, "sink", rng, eof=False)
+    sink = Sink(MESH, PLAN, 1, consumer, producer, None)
+    source = topics.query_out("m", "q")
+    partition = decode_block(good.out[0]).header.sender_partition
+    sink._assigned(consumer, [TopicPartition(source, partition)])  # type: ignore[arg-type]
+    offset = bad_ones = 0
+    unrefused: Counter[str] = Counter()
+    for data in good.out:
+        messages = []
+        for _ in range(8):
+            name, bad = hostile(rng, data, NOT_CHECKED_BY_THE_SINK | {"positions missing"})
+            before = sink.counts["dead"]
+            sink._take([SimMessage((source, partition), offset, Record(bad))])  # type: ignore[list-item]
+            unrefused[name] += sink.counts["dead"] == before
+            offset, bad_ones = offset + 1, bad_ones + 1
+        messages.append(SimMessage((source, partition), offset, Record(data)))
+        messages.append(SimMessage((source, partition), offset + 1, Record(data)))  # a repeat
+        offset += 2
+        sink._take(messages)  # type: ignore[arg-type]
+        sink._close_transaction()
+    assert not +unrefused, f"not refused: {dict(+unrefused)}"
+    assert sink.counts["dead"] == bad_ones
+    assert len(list(broker.topic(topics.dead("m")))) == bad_ones
+    wanted = Counter(key for data in good.out if (rows := decode_block(data).rows) is not None for key in sink.encoder.encode(rows).keys)
+    found = Counter(str(r.key) for _, r in broker.topic(topics.results("m", "q")))
+    assert found == wanted
+    assert set(found) <= {key for key, _, _ in good.results}
+
+
+@pytest.mark.parametrize("node_id", ["j1", "j2"])
+def test_damage_under_a_right_checksum_is_never_another_error(good: Good, node_id: str) -> None:
+    """What a checksum cannot see may pass as other data, but must not end the process."""
+    rng, records = random.Random(node_id), good.inputs[node_id]
+    partition = partition_of(good, node_id)
+    node = JoinNode(PLAN, node_id, partition, PARTITIONS)
+    outcomes: Counter[str] = Counter()
+    with_rows = [data for data in records if parts(data)[1]]
+    for _ in range(1_500):
+        head, rows = parts(rng.choice(with_rows))
+        changed = bytearray(rows)
+        for _ in range(rng.choice((1, 1, 3, 20))):
+            changed[rng.randrange(len(changed))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        try:
+            node.step(0, decode_block(sealed(head, bytes(changed))))
+            outcomes["taken"] += 1
+            node = JoinNode(PLAN, node_id, partition, PARTITIONS)
+        except BlockError:
+            outcomes["refused"] += 1
+    assert outcomes["refused"] > 200
+
+
+def test_a_record_without_a_value_is_refused(good: Good) -> None:
+    """A tombstone in an inner topic."""
+    sender = SimSender(SimBroker())
+    host = PartitionHost(MESH, PUBLISHED, "j2", 0, NodeStore(Disk(strict=True), 0, Cache(), 1), sender, Durations())
+    host.take(0, None)  # type: ignore[arg-type]
+    assert host.dead == 1
+    assert host.next_offset("in") == 1
+    assert good.inputs
+
+
+def test_headers_of_any_numbers_are_refused_or_taken(good: Good) -> None:
+    """Header fields drawn at random, checksum right: an error of ours, or a block."""
+    rng = random.Random(9)
+    data = good.inputs["j2"][0]
+    numbers = [0, 1, 2, -1, 2**31, 2**53, 2**62, 2**63 - 1, -(2**63), 2**64 - 1]
+    kinds, senders = ["rows", "watermark", "completion", "x"], ["z", "j1", "", "j2", "x" * 1000]
+    refused = 0
+    for _ in range(2_000):
+        place = [[rng.choice(numbers) for _ in range(4)] for _ in range(rng.randrange(3))]
+        fields = [rng.choice(kinds), rng.choice(senders), *(rng.choice(numbers) for _ in range(7)), place]
+        node = JoinNode(PLAN, "j2", 0, PARTITIONS)
+        try:
+            node.step(0, decode_block(sealed(msgspec.msgpack.encode(fields), rng.choice((b"", parts(data)[1])))))
+        except BlockError:
+            refused += 1
+        msgspec.msgpack.encode(node.memo)  # and what it leaves can be stored
+    assert refused > 1_500
+    assert isinstance(decode_block(data).header, Header)
