@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from schemas import topics
-from schemas.block import decode_block, encode_block
+from schemas.block import Block, decode_block, encode_block
 from schemas.control import PlanPublished, decode_control, encode_control
 from schemas.errors import BlockError, StateError
 from schemas.mesh import Mesh
@@ -23,6 +23,7 @@ from services.runtime.store import NodeStore, OutboxEntry, SideStore
 from topology.node import Effects, JoinNode, Memo
 
 log = logging.getLogger("joinmesh.node")
+GROUP_MOST = 64  # records a step
 
 
 class Outlet(Protocol):
@@ -43,6 +44,8 @@ class PartitionHost:
         self.memo = self.database.memo() or Memo()
         self.stores: tuple[SideStore, SideStore] = (store.side(0), store.side(1))
         self.dead = 0
+        self.rebuilt_at = 0
+        self._waiting: list[tuple[int, bytes]] = []
         stored = self.database.plan()
         self.published = published if stored is None else decode_control(stored)
         self.node = self._build(self.published)
@@ -75,14 +78,37 @@ class PartitionHost:
 
     def take(self, offset: int, data: bytes) -> None:
         """Take a record of the input topic: one step."""
-        if offset < self.memo.offsets.get("in", 0):
-            return  # fetched again after a rebalance
+        self.put(offset, data)
+        self.flush()
+
+    def put(self, offset: int, data: bytes) -> None:
+        """Queue a record for the next step."""
+        expected = self._waiting[-1][0] + 1 if self._waiting else self.memo.offsets.get("in", 0)
+        if offset >= expected:  # below: fetched again after a rebalance
+            self._waiting.append((offset, data))
+
+    @property
+    def must_flush(self) -> bool:
+        """A state that is being rebuilt takes one record a step until it has passed what the topic held when it was opened."""
+        return bool(self._waiting) and (self._waiting[-1][0] < self.rebuilt_at or len(self._waiting) >= GROUP_MOST)
+
+    def flush(self) -> None:
+        """One step over everything queued."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
         begun = time.perf_counter()
+        blocks: list[tuple[int, Block]] = []
         aside: list[OutboxEntry] = []
-        try:
-            effects = self.node.step(offset, decode_block(data))
-        except BlockError as error:
-            effects, aside = Effects(), [self._set_aside(offset, data, error)]
+        for offset, data in waiting:
+            try:
+                block = decode_block(data)
+                self.node.check(block)
+                blocks.append((offset, block))
+            except BlockError as error:
+                aside.append(self._set_aside(offset, data, error))
+        effects = self.node.step_many(blocks) if blocks else Effects()
+        self.memo.offsets["in"] = waiting[-1][0] + 1
         sends = [OutboxEntry(self._topic(s.target), s.partition, encode_block(s.block)) for s in effects.sends] + aside
         failpoint("node.before_batch")
         entries = self.database.apply(effects, self.memo, sends)
@@ -100,7 +126,6 @@ class PartitionHost:
         self.dead += 1
         topic = topics.node_in(self.mesh.name, self.query, self.node_id)
         log.error("block at offset %s of %s.%s partition %s set aside: %s", offset, self.query, self.node_id, self.partition, error)
-        self.memo.offsets["in"] = offset + 1
         return OutboxEntry(topics.dead(self.mesh.name), self.partition, dead_letter(None, topic, self.partition, offset, str(error), data))
 
     def _topic(self, target: str) -> str:

@@ -97,6 +97,10 @@ class Process:
         """One step of draining; whether something moved."""
         raise NotImplementedError
 
+    def drain(self) -> None:
+        while self.finish():
+            pass
+
 
 class IngestProcess(Process):
     def __init__(self, world: "World") -> None:

@@ -64,6 +64,7 @@ class World:
         self.block_bytes = self.rng.choice((150, 600, MAX_BLOCK_BYTES))
         self.crash_rate = self.rng.choice((0.0, 0.005, 0.02, 0.06))  # at each failpoint passed
         self.fault_rate = self.rng.choice((0.01, 0.04, 0.1))  # before each action
+        self.delivery = self.rng.choice((0.03, 0.1, 0.33))  # share of actions: how long records are under way
         self.running: Process | None = None
         self.calm = False
         self.coming = list(reversed(self.case.records))
@@ -72,6 +73,7 @@ class World:
         self.left_behind: dict[NodeKey, list[Disk]] = {key: [] for key in self.keys}  # on workers that had the partition once
         self.alive: dict[str, Process | None] = {"ingest": None, **{f"{n}.{p}": None for n, p in self.keys}, "sink": None}
         self.victim = self.rng.choice(list(self.alive))  # faults that meet are worse than faults that are spread
+        self.going_back: dict[NodeKey, int] = {}  # actions until the partition returns to where it was
         self.zombies: list[Process] = []
         self.ghosts: list[SimSender] = []  # records of dead processes that are still under way
         for (stream, partition) in ((s, p) for s, count in self.case.counts.items() for p in range(count)):
@@ -83,26 +85,27 @@ class World:
         return self.incarnation
 
     def run(self) -> None:
-        with self._patched():
-            for _ in range(200 + 6 * len(self.case.records)):
+        with self.patched():
+            for _ in range(180 + 5 * len(self.case.records)):
                 self._act()
-            self._drain()
-        self._audit()
+            self.drain()
+        self.audit()
 
     # -- what happens next
 
     def _act(self) -> None:
         rng = self.rng
         self.clock.now += rng.choice((0, 0.01, 0.01, 1))
+        self._go_back()
         if rng.random() < self.fault_rate:
             self._fault()
             return
         roll = rng.random()
         if roll < 0.12 and self.coming:
-            self._append(rng.randint(1, 5))
-        elif roll < 0.45:
+            self.append(rng.randint(1, 5))
+        elif roll < 0.12 + self.delivery:
             self._deliver()
-        elif roll < 0.55:
+        elif roll < 0.22 + self.delivery:
             self._acknowledge()
         else:
             name = self._someone()
@@ -111,7 +114,7 @@ class World:
                 self._step(rng.choice(self.zombies))
             elif process is None:
                 if rng.random() < 0.5:
-                    self._start(name)
+                    self.start(name)
             else:
                 self._step(process)
 
@@ -119,7 +122,7 @@ class World:
         """Ingest and sink as often as they would be with few nodes, however many there are."""
         return self.rng.choice(("ingest", "sink", *[self.rng.choice(list(self.alive)) for _ in range(3)]))
 
-    def _append(self, count: int) -> None:
+    def append(self, count: int) -> None:
         self._note(f"source gets {min(count, len(self.coming))} records")
         for _ in range(min(count, len(self.coming))):
             stream, partition, value = self.coming.pop()
@@ -192,7 +195,7 @@ class World:
             if isinstance(process, NodeProcess):
                 self._successor_disk(process)
             if rng.random() < 0.7:
-                self._start(name)
+                self.start(name)
             return
         self.stats["crash between actions"] += 1
         self._crash(process, "between actions")
@@ -205,6 +208,21 @@ class World:
             else:
                 self.left_behind[key].append(process.disk)
                 self._move(key)
+                if rng.random() < 0.5:
+                    self.going_back[key] = rng.randint(5, 60)
+
+    def _go_back(self) -> None:
+        """Partitions that were moved away return after a while, as when workers come and go."""
+        for key in list(self.going_back):
+            self.going_back[key] -= 1
+            if self.going_back[key] == 0:
+                del self.going_back[key]
+                process = self.alive[f"{key[0]}.{key[1]}"]
+                if process is not None and self.left_behind[key]:
+                    self._crash(process, "moves back")
+                    self.disks[key], old = self.left_behind[key].pop(), self.disks[key]
+                    self.left_behind[key].append(old)
+                    self.stats["moved to old state"] += 1
 
     def _successor_disk(self, process: NodeProcess) -> None:
         key = (process.node, process.partition)
@@ -240,35 +258,37 @@ class World:
         else:
             self.alive[process.name] = None
 
-    def _start(self, name: str) -> None:
+    def start(self, name: str) -> Process:
         self._note(f"{name} starts")
         self.stats["starts"] += 1
+        process: Process
         if name == "ingest":
-            self.alive[name] = IngestProcess(self)
+            process = IngestProcess(self)
         elif name == "sink":
-            self.alive[name] = SinkProcess(self)
+            process = SinkProcess(self)
         else:
             node, _, partition = name.partition(".")
             key = (node, int(partition))
             process = NodeProcess(self, *key, self.disks[key])
-            self.alive[name] = process
             if process.at == 0 and self.broker.log(process.place):
                 self.stats["rebuilt from the input topic"] += 1
+        self.alive[name] = process
+        return process
 
     # -- the end
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         self.calm = True
         self._note("calm")
         for zombie in list(self.zombies):
             self._crash(zombie, "at last")
-        self._append(len(self.coming))
+        self.append(len(self.coming))
         moved = True
         while moved:
             moved = False
             for name in self.alive:
                 if self.alive[name] is None:
-                    self._start(name)
+                    self.start(name)
             for sender in self._senders():
                 for place in sender.waiting:
                     moved = sender.deliver(place, 1 << 30) > 0 or moved
@@ -282,7 +302,7 @@ class World:
                 self.stats["rows repeated"] += memo.rows_repeated
                 self.stats["blocks fenced"] += memo.blocks_fenced
 
-    def _audit(self) -> None:
+    def audit(self) -> None:
         case = self.case
         found = [(str(r.key), (json.loads(r.value or b""), r.time)) for _, r in self.broker.topic(topics.results("m", "q"))]
         self._same("results", Counter(key for key, _ in found), Counter(case.expected))
@@ -311,7 +331,7 @@ class World:
         self.trace.append(text)
 
     @contextmanager
-    def _patched(self) -> Iterator[None]:
+    def patched(self) -> Iterator[None]:
         """The services as they are, but with this world's clock, crashes and block size, and without deriving the same plan again."""
         cut = partial(node_module.cut, limit=self.block_bytes)
         logging.disable(logging.ERROR)

@@ -268,15 +268,76 @@ def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, fl
             "p99 ms": float(np.percentile(steady, 99))}  # fmt: skip
 
 
+def recovery(bootstrap: str, home: Path, rows: int) -> float:
+    """Seconds from kill -9 of a join node that holds `rows` rows to the first result of an event made after the kill."""
+    names = Mesh(name="again", kafka={"bootstrap.servers": bootstrap}, partitions=PARTITIONS, streams={}, queries={})
+    ensure_topics(names, [Topic("again-a", PARTITIONS), Topic("again-b", PARTITIONS)], lambda _: None)
+    load(bootstrap, "again-a", make_events(0, rows // 2))
+    load(bootstrap, "again-b", make_events(1, rows // 2))
+    file = home / "again.yaml"
+    file.write_text(MESH.format(name="again", bootstrap=bootstrap, a="again-a", b="again-b").replace("60 SECONDS", "1 HOUR"))
+    up = subprocess.Popen(
+        [sys.executable, "-m", "services.cli.main", "up", "-f", str(file), "--data", str(home / "again")], stdout=subprocess.DEVNULL,
+        env={**os.environ, "POLARS_MAX_THREADS": "1"},
+    )  # fmt: skip
+    begin_ms = 1_700_000_000_000 + rows // 2
+    begun, done, found = time.time(), threading.Event(), threading.Event()
+    killed_ms = 1 << 62
+
+    def now_ms() -> int:
+        return begin_ms + int((time.time() - begun) * 1000)
+
+    def produce() -> None:
+        producer, key = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1}), 10_000_000
+        while not done.wait(0.05):
+            for partition in range(PARTITIONS):  # a pair in each partition, and time moves in all of them
+                for topic in ("again-a", "again-b"):
+                    value = b'{"id":%d,"ts":%d,"x":%d}' % (key, now_ms(), key + partition)
+                    producer.produce(topic, value, partition=partition)
+            key += PARTITIONS
+            producer.poll(0)
+        producer.flush()
+
+    def read() -> None:
+        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "again", "isolation.level": "read_committed", "fetch.wait.max.ms": 10})
+        consumer.assign([TopicPartition("again.pairs.results", p, 0) for p in range(PARTITIONS)])
+        while not done.is_set():
+            for message in consumer.consume(10_000, 0.05):
+                if message.error() is None and message.timestamp()[1] > killed_ms:
+                    found.set()
+        consumer.close()
+
+    try:
+        wait_for_results(bootstrap, "again.pairs.results", rows, 240)
+        threads = [threading.Thread(target=target) for target in (produce, read)]
+        for thread in threads:
+            thread.start()
+        time.sleep(15)
+        node = next(p for p in psutil.Process(up.pid).children(recursive=True) if "services.join_node" in p.cmdline())
+        node.kill()
+        at, killed_ms = time.time(), now_ms() + 50
+        if not found.wait(120):
+            raise SystemExit("no result within 120 s after the kill")
+        return time.time() - at
+    finally:
+        done.set()
+        up.terminate()
+        up.wait(60)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--latency-seconds", type=int, default=20)
+    parser.add_argument("--recovery", action="store_true", help="only: time to the next result after kill -9 of a node with 1M rows of state")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="joinmesh-bench-") as folder:
         home = Path(folder)
         with LocalBroker(home / "broker", tied=True, progress=print) as broker:
+            if args.recovery:
+                print(f"next result {recovery(broker.bootstrap, home, 1_000_000):.1f} s after kill -9 of a node with 1,000,000 rows of state")
+                return
             figures = throughput(broker.bootstrap, home, args.events)
             print(f"measuring latency at 10,000 events/s for {args.latency_seconds} s", flush=True)
             live = latency(broker.bootstrap, home, 10_000, args.latency_seconds)

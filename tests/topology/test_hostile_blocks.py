@@ -34,6 +34,7 @@ from services.sink.loop import Sink
 from topology.cql import parse_query
 from topology.node import JoinNode, Send
 from topology.plan import build_plan
+from topology.results import SequenceFilter
 from topology.testing import TopologyDriver
 from topology.window import HASH, OFFSET_BITS
 
@@ -187,6 +188,18 @@ def outside_its_positions(_: random.Random, block: Block) -> Block | None:
     return Block(block.header, block.rows.with_column(name, ids))
 
 
+def row_twice(_: random.Random, block: Block) -> Block | None:
+    """Of a source: its ids are the block's own, so it can be seen here."""
+    if not block.header.positions or block.rows is None or not len(block.rows):
+        return None
+    return Block(block.header, block.rows.take(np.asarray([0, *range(len(block.rows))])))
+
+
+def more_partitions(_: random.Random, block: Block) -> Block | None:
+    """Of a node: it has as many as the mesh."""
+    return None if block.header.positions else Block(msgspec.structs.replace(block.header, sender_partitions=1_000), block.rows)
+
+
 def without_positions(_: random.Random, block: Block) -> Block | None:
     return Block(msgspec.structs.replace(block.header, positions=()), block.rows) if block.header.positions else None
 
@@ -201,7 +214,7 @@ REMAKES: dict[str, Remake] = {
     "epoch 2": header(epoch=2), "epoch 0": header(epoch=0), "completion": header(kind="completion"), "barrier": header(kind="barrier"),
     "sequence -1": header(sequence=-1), "sequence 2^62": header(sequence=HUGE), "sequence 2^64-1": header(sequence=2**64 - 1),
     "partition -1": header(sender_partition=-1), "partition 99": header(sender_partition=99), "no partitions": header(sender_partitions=0),
-    "more partitions": header(sender_partitions=1_000), "incarnation -1": header(incarnation=-1), "incarnation 2^63": header(incarnation=2**63),
+    "more partitions than the mesh has": more_partitions, "incarnation -1": header(incarnation=-1), "incarnation 2^63": header(incarnation=2**63),
     "watermark 2^62": header(watermark=HUGE), "watermark -2^63": header(watermark=-(2**63)),
     "positions missing": without_positions, "positions of a node": with_positions,
     "position of partition -1": positions(lambda p: msgspec.structs.replace(p, partition=-1)),
@@ -213,7 +226,7 @@ REMAKES: dict[str, Remake] = {
     "column missing": without_column, "column too many": with_more_columns, "column renamed": renamed_column,
     "column of another type": column(other_type, lambda _: True), "null in a part": column(with_null, is_part),
     "time too large": column(with_first(2**63 - 1), is_time), "time negative": column(with_first(-5), is_time),
-    "id negative": column(with_first(-1), is_id), "id of partition 99": column(with_first(99 << OFFSET_BITS), is_id),
+    "id negative": column(with_first(-1), is_id), "a row twice": row_twice,
     "another partition's rows": for_another_partition, "wrong hash": wrong_hash, "row outside its positions": outside_its_positions,
 }  # fmt: skip
 
@@ -311,7 +324,7 @@ def test_a_step_refuses_and_goes_on(good: Good, node_id: str) -> None:
     wrong: Counter[str] = Counter()
     offset = 0
     for data in records:
-        for _ in range(24):
+        for _ in range(14):
             name, bad = hostile(rng, rng.choice(records), set())
             before = snapshot(mixed)
             try:
@@ -358,13 +371,14 @@ def test_a_host_sets_aside_and_counts(good: Good) -> None:
             host = PartitionHost(MESH, PUBLISHED, "j2", partition, NodeStore(disk, partition, Cache(), 1), sender, Durations())
             host.dead = dead
             assert host.next_offset("in") == offset
+    once = SequenceFilter()  # a restart sends its outbox again
     sent = [Send("out", p, decode_block(r.value or b"")) for p, r in broker.topic(topics.query_out("m", "q"))]
-    assert emitted(sent) == wanted
+    assert emitted([s for s in sent if once.is_new(s.block)]) == wanted
     letters = [msgspec.json.decode(r.value or b"") for _, r in broker.topic(topics.dead("m"))]
     assert host.dead == bad_ones == len({letter["offset"] for letter in letters})
 
 
-NOT_CHECKED_BY_THE_SINK = {"wrong hash", "another partition's rows", "row outside its positions"}  # its rows carry no hash
+DO_NOT_CONCERN_THE_SINK = {"side 2", "side -1"}  # it has one input
 
 
 def test_the_sink_sets_aside_and_counts(good: Good) -> None:
@@ -381,7 +395,7 @@ def test_the_sink_sets_aside_and_counts(good: Good) -> None:
     for data in good.out:
         messages = []
         for _ in range(8):
-            name, bad = hostile(rng, data, NOT_CHECKED_BY_THE_SINK | {"positions missing"})
+            name, bad = hostile(rng, data, DO_NOT_CONCERN_THE_SINK)
             before = sink.counts["dead"]
             sink._take([SimMessage((source, partition), offset, Record(bad))])  # type: ignore[list-item]
             unrefused[name] += sink.counts["dead"] == before
