@@ -67,8 +67,10 @@ def encode_block(block: Block) -> bytes:
     return _PREFIX.pack(MAGIC, VERSION, checksum, len(header)) + body
 
 
-def decode_header(data: bytes) -> Header:
+def decode_header(data: bytes | None) -> Header:
     """The header alone, checked."""
+    if data is None:
+        raise BlockError("the record has no value")
     if len(data) < _PREFIX.size:
         raise BlockError(f"a block has at least {_PREFIX.size} bytes, this record has {len(data)}")
     magic, version, checksum, size = _PREFIX.unpack_from(data)
@@ -76,6 +78,8 @@ def decode_header(data: bytes) -> Header:
         raise BlockError("the record does not begin with a block's magic bytes")
     if version != VERSION:
         raise BlockError(f"block version {version} is not known here (this is version {VERSION}); upgrade this service")
+    if size > len(data) - _PREFIX.size:
+        raise BlockError(f"the header is said to have {size} bytes, the record has {len(data)}")
     if zlib.crc32(memoryview(data)[8:]) != checksum:
         raise BlockError("checksum does not match: the block was damaged")
     try:
@@ -84,8 +88,9 @@ def decode_header(data: bytes) -> Header:
         raise BlockError(f"header cannot be read: {error}") from None
 
 
-def decode_block(data: bytes) -> Block:
+def decode_block(data: bytes | None) -> Block:
     header = decode_header(data)
+    assert data is not None
     (size,) = struct.unpack_from("<I", data, 8)
     start = _PREFIX.size + size
     if len(data) <= start:

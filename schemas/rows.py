@@ -104,7 +104,12 @@ def decode_rows(data: bytes | memoryview) -> Rows:
     try:
         with pa.ipc.open_stream(data) as reader:
             batch = reader.read_next_batch()
+            if next(iter(reader), None) is not None:
+                raise ValueError("there is more than one batch")
         batch.validate(full=True)
+        names = batch.schema.names
+        if len(set(names)) < len(names):
+            raise ValueError("a column is there twice")
     except (pa.ArrowInvalid, pa.ArrowException, OSError, StopIteration, ValueError, KeyError) as error:
         raise BlockError(f"rows are not an Arrow stream: {error}") from None
-    return Rows({n: as_column(c) for n, c in zip(batch.schema.names, batch.columns, strict=True)}, batch.num_rows)
+    return Rows({n: as_column(c) for n, c in zip(names, batch.columns, strict=True)}, batch.num_rows)

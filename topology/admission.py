@@ -9,13 +9,14 @@ Invariant: a block that is admitted has exactly the columns and types the plan s
 import numpy as np
 import pyarrow as pa
 
-from schemas.block import NO_WATERMARK, Block, Header
+from schemas.block import NO_WATERMARK, Block, Header, Position
 from schemas.errors import BlockError
 from schemas.mesh import FieldType
-from schemas.rows import Column, Rows
-from topology.decode import ARROW_TYPES, MAX_TIME_MS
+from schemas.rows import I64, Column, Rows
+from topology.decode import ARROW_TYPES, MAX_TIME_MS, MIN_TIME_MS
+from topology.hashing import hash_key
 from topology.plan import Input, Plan
-from topology.window import HASH, part_id, part_time
+from topology.window import HASH, OFFSET_BITS, part_id, part_time
 
 _SEQUENCE_MOST = 1 << 62
 
@@ -43,10 +44,14 @@ class Admission:
         self._check_place(header)
         if block.rows is not None:
             self._check_rows(block.rows)
+            if self.input.is_source and len(block.rows):
+                self._check_inside(block.rows[part_id(self.input.name)], header.positions)
 
     def _check_place(self, header: Header) -> None:
         if not 0 <= header.sequence < _SEQUENCE_MOST or not 0 <= header.sender_partition < header.sender_partitions:
             raise BlockError(f"sequence {header.sequence} of partition {header.sender_partition} is out of range")
+        if not 0 <= header.incarnation < _SEQUENCE_MOST:
+            raise BlockError(f"incarnation {header.incarnation} is out of range")
         if self.input.is_source != bool(header.positions):
             raise BlockError("source positions are missing" if self.input.is_source else "source positions in a join node's block")
         if not self.input.is_source and header.sender_partitions != self.partitions:
@@ -58,6 +63,15 @@ class Admission:
             if not (0 <= p.partition < header.sender_partitions and 0 <= p.first <= p.next < 1 << 48):
                 raise BlockError(f"position {p.partition}:{p.first}-{p.next} is out of range")
 
+    def _check_inside(self, ids: I64, positions: tuple[Position, ...]) -> None:
+        """Every row is one that the positions speak of, once: repeats are found by them."""
+        inside = np.zeros(len(ids), np.bool_)
+        for p in positions:
+            base = p.partition << OFFSET_BITS
+            inside |= (ids >= base + p.first) & (ids < base + p.next)
+        if not inside.all() or len(np.unique(ids)) < len(ids):
+            raise BlockError("holds rows outside its positions, or one twice")
+
     def _check_rows(self, rows: Rows) -> None:
         if rows.columns.keys() != self.types.keys():
             raise BlockError(f"has columns {sorted(rows.columns)}, the plan says {sorted(self.types)}")
@@ -66,6 +80,16 @@ class Admission:
                 raise BlockError(f"column {name} is {_type(column)}, the plan says {self.types[name]}")
             if name in self._never_null and not isinstance(column, np.ndarray) and column.null_count:
                 raise BlockError(f"column {name} holds nulls")
+        if len(rows) == 0:
+            return
+        for alias in self.input.aliases:
+            times, ids = rows[part_time(alias)], rows[part_id(alias)]
+            if times.min() < MIN_TIME_MS or times.max() > MAX_TIME_MS:
+                raise BlockError(f"event time of {alias} is out of range")
+            if ids.min() < 0:
+                raise BlockError(f"ids of {alias} are out of range")
+        if HASH in self.types and (hash_key([rows[str(c)] for c in self.input.key]) != rows[HASH]).any():
+            raise BlockError("a row's hash is not its key's")
         if HASH in self.types and len(rows) and (rows[HASH] % np.uint64(self.partitions) != self.partition).any():
             raise BlockError(f"holds rows of another partition than {self.partition}")
 

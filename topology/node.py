@@ -7,13 +7,11 @@ Invariants
 - Effects carry their order: segments and memo are durable before a send leaves, and a send leaves before it is trimmed.
 - A block that is not what the plan says is refused before anything changes (`admission`).
 - A block of ingest is deduplicated by source offset, one of a node by its sequence. A node's sequence is
-  (next offset of the input topic << 20 | count): it says that everything up to that offset is sent. A node rebuilt from its input topic takes
-  one block a step until it has passed what was there, so that none of its steps straddles what a receiver has.
+  (offset in the input topic << 20 | count), so a node rebuilt from its input topic repeats the same sequences.
 - Output watermark = min of the two sides' watermarks: a later output contains at least one later row.
 - A block cut into several keeps the old watermark in all but the last.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,46 +137,28 @@ class JoinNode:
 
     def step(self, offset: int, block: Block) -> Effects:
         """Take the block at `offset` of the input topic; a `BlockError` leaves the state as it was."""
-        self.check(block)
-        return self.step_many([(offset, block)])
-
-    def check(self, block: Block) -> None:
-        """Refuse a block that is not what the plan says."""
-        if block.header.side not in (0, 1):
-            raise BlockError(f"for side {block.header.side}, there are 0 and 1")
-        self._admission[block.header.side].check(block, self.memo.epoch)
-
-    def step_many(self, blocks: Sequence[tuple[int, Block]]) -> Effects:
-        """Take several checked blocks, of consecutive offsets, as one step.
-
-        The left rows of all of them probe and are inserted first, then the right rows: each pair is still made exactly once, and a step of
-        many small blocks costs hardly more than one of a single block.
-        """
-        memo, effects = self.memo, Effects()
-        memo.offsets["in"] = blocks[-1][0] + 1
-        memo.blocks_in += len(blocks)
-        memo.sequence = (blocks[-1][0] + 1) << SEQUENCE_BITS
-        fresh: tuple[list[Rows], list[Rows]] = ([], [])
-        taken: list[Header] = []
-        for _, block in blocks:
-            rows = self._unseen(block.header, block.rows)
-            if rows is not None:
-                taken.append(block.header)
-                if len(rows):
-                    fresh[block.header.side].append(rows)
-        outputs = []
-        for side in (0, 1):
-            if fresh[side]:
-                run = Run.of(Rows.concat(fresh[side]), self.windows[side])
-                memo.rows_in[side] += len(run)
-                outputs += self._join(side, run)
-                self._insert(side, run)
+        header, memo = block.header, self.memo
+        if header.side not in (0, 1):
+            raise BlockError(f"for side {header.side}, there are 0 and 1")
+        self._admission[header.side].check(block, memo.epoch)
+        side, effects = header.side, Effects()
+        memo.offsets["in"] = offset + 1
+        memo.blocks_in += 1
+        memo.sequence = (offset + 1) << SEQUENCE_BITS
+        rows = self._unseen(header, block.rows)
+        if rows is None:
+            return effects
+        output = None
+        if len(rows):
+            memo.rows_in[side] += len(rows)
+            run = Run.of(rows, self.windows[side])
+            output = self._join(side, run)
+            self._insert(side, run)
         before = self.watermark
-        for header in taken:
-            self._advance(header)
-        for side in (0, 1):
-            memo.rows_purged += self.states[side].purge(memo.watermarks[1 - side])
-        self._emit(Rows.concat(outputs) if outputs else None, before, effects)
+        self._advance(header, side)
+        for one in (0, 1):
+            memo.rows_purged += self.states[one].purge(memo.watermarks[1 - one])
+        self._emit(output, before, effects)
         for recorder in self._recorders:
             recorder.collect(effects)
         return effects
@@ -224,7 +204,7 @@ class JoinNode:
             seen[position.partition] = max(known or 0, position.next)
         return rows
 
-    def _join(self, side: int, probe: Run) -> list[Rows]:
+    def _join(self, side: int, probe: Run) -> Rows | None:
         """Every composite of `probe` with the other side's state, key equality and residuals verified."""
         other, carried = self.states[1 - side], self._joined[1 - side]
         probed: list[I64] = []
@@ -234,7 +214,7 @@ class JoinNode:
                 probed.append(i)
                 stored.append(run.rows.select(carried).take(j))
         if not probed:
-            return []
+            return None
         mine = probe.rows.select(self._joined[side]).take(np.concatenate(probed))
         pairs = Rows({**mine.columns, **Rows.concat(stored).columns}, len(mine))
         keys = [(pairs[str(a)], pairs[str(b)]) for a, b in zip(self.node.left.key, self.node.right.key, strict=True)]
@@ -242,7 +222,7 @@ class JoinNode:
             pairs = pairs.filter(np.logical_and.reduce([_equal(a, b) for a, b in keys]))
         if self._residual and len(pairs):
             pairs = pairs.filter(self._residual.mask(pairs))
-        return [pairs.select(self._carried)] if len(pairs) else []
+        return pairs.select(self._carried) if len(pairs) else None
 
     def _insert(self, side: int, run: Run) -> None:
         horizon = self.memo.watermarks[1 - side]
@@ -250,8 +230,8 @@ class JoinNode:
             run = run.take(np.flatnonzero(run.ends >= horizon))
         self.states[side].insert(run)
 
-    def _advance(self, header: Header) -> None:
-        memo, side = self.memo, header.side
+    def _advance(self, header: Header, side: int) -> None:
+        memo = self.memo
         times = memo.times.setdefault(header.sender, {})
         reached = (
             [(p.partition, p.watermark) for p in header.positions]

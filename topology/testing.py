@@ -78,18 +78,12 @@ class TopologyDriver:
             self._ingest(key, count)
             return
         log = self.inputs[key] if kind == "node" else self.out[key]
-        stop = min(log.read + count, len(log.records))
-        if kind == "node":
-            blocks = [(offset, decode_block(log.records[offset])) for offset in range(log.read, stop)]
-            log.read = stop
-            for _, block in blocks:
-                self.nodes[key].check(block)
-            self._deliver(self.nodes[key].step_many(blocks).sends)
-            return
-        for _ in range(log.read, stop):
+        for _ in range(min(count, log.waiting)):
             block = decode_block(log.records[log.read])
             log.read += 1
-            if self.filters[key].is_new(block) and block.rows is not None:
+            if kind == "node":
+                self._deliver(self.nodes[key].step(log.read - 1, block).sends)
+            elif self.filters[key].is_new(block) and block.rows is not None:
                 made = self.encoder.encode(block.rows)
                 self.results += [
                     (k, json.loads(v), t) for k, v, t in zip(made.keys, made.values, made.times, strict=True)

@@ -171,8 +171,6 @@ class NodeWorker:
             for tp in assignment:
                 host = self.hosts.get(tp.partition)
                 stored = host.next_offset("in" if tp.topic == self.input_topic else "control") if host else None
-                if host is not None and tp.topic == self.input_topic and stored is None:
-                    host.rebuilt_at = ends.get(tp, 0)
                 wanted[tp] = self._checked(tp, stored, starts.get(tp, 0), ends.get(tp, 0))
             self.health.ready = True
             log.info("%s.%s has partitions %s", self.query, self.node_id, sorted(mine))
@@ -210,29 +208,21 @@ class NodeWorker:
                 self._guard(host.control, event.message.offset, event.message.value)
 
     async def _join(self, stream: AsyncIterable[Any]) -> None:
-        waiting: set[int] = set()
         async for event in stream.events():  # type: ignore[attr-defined]
             message = event.message
             host = self.hosts.get(message.partition)
             if host is None:
                 continue
-            host.put(message.offset, message.value)
-            waiting.add(message.partition)
-            if not host.must_flush and not stream.channel.queue.empty():  # type: ignore[attr-defined]
-                continue  # more is at hand: one step for all of it
-            for partition in waiting:
-                if partition in self.hosts:
-                    self._guard(self.hosts[partition].flush)
-                    self.taken += 1
-            waiting.clear()
+            self._guard(host.take, message.offset, message.value)
+            self.taken += 1
             self.sender.producer.poll(0)
             while self.sender.unacknowledged > UNACKNOWLEDGED_MOST:
                 await asyncio.sleep(0.005)
                 self.sender.producer.poll(0)
 
-    def _guard(self, step: Any, *arguments: Any) -> None:
+    def _guard(self, step: Any, offset: int, value: bytes) -> None:
         try:
-            step(*arguments)
+            step(offset, value)
         except BaseException as error:
             self._fail(error)
             raise

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from schemas import topics
 from schemas.block import Block, decode_block, encode_block
 from schemas.control import PlanPublished, decode_control, encode_control
@@ -23,7 +25,6 @@ from services.runtime.store import NodeStore, OutboxEntry, SideStore
 from topology.node import Effects, JoinNode, Memo
 
 log = logging.getLogger("joinmesh.node")
-GROUP_MOST = 64  # records a step
 
 
 class Outlet(Protocol):
@@ -44,15 +45,21 @@ class PartitionHost:
         self.memo = self.database.memo() or Memo()
         self.stores: tuple[SideStore, SideStore] = (store.side(0), store.side(1))
         self.dead = 0
-        self.rebuilt_at = 0
-        self._waiting: list[tuple[int, bytes]] = []
         stored = self.database.plan()
         self.published = published if stored is None else decode_control(stored)
         self.node = self._build(self.published)
         if stored is None:
             self.database.apply(Effects(), self.memo, [], encode_control(published))
         for key, entry in self.database.outbox():  # made durable before a crash, perhaps not sent
-            self._transmit(key, entry)
+            self._transmit(key, self._as_of_now(entry))
+
+    def _as_of_now(self, entry: OutboxEntry) -> OutboxEntry:
+        """With this incarnation: receivers refuse earlier ones, and another worker may have spoken for this partition since it was made."""
+        if entry.topic == topics.dead(self.mesh.name):
+            return entry
+        block = decode_block(entry.value)
+        header = msgspec.structs.replace(block.header, incarnation=self.database.incarnation)
+        return OutboxEntry(entry.topic, entry.partition, encode_block(Block(header, block.rows)))
 
     def next_offset(self, kind: str) -> int | None:
         return self.memo.offsets.get(kind)
@@ -78,38 +85,10 @@ class PartitionHost:
 
     def take(self, offset: int, data: bytes) -> None:
         """Take a record of the input topic: one step."""
-        self.put(offset, data)
-        self.flush()
-
-    def put(self, offset: int, data: bytes) -> None:
-        """Queue a record for the next step."""
-        expected = self._waiting[-1][0] + 1 if self._waiting else self.memo.offsets.get("in", 0)
-        if offset >= expected:  # below: fetched again after a rebalance
-            self._waiting.append((offset, data))
-
-    @property
-    def must_flush(self) -> bool:
-        """A state that is being rebuilt takes one record a step until it has passed what the topic held when it was opened."""
-        return bool(self._waiting) and (self._waiting[-1][0] < self.rebuilt_at or len(self._waiting) >= GROUP_MOST)
-
-    def flush(self) -> None:
-        """One step over everything queued."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return
+        if offset < self.memo.offsets.get("in", 0):
+            return  # fetched again after a rebalance
         begun = time.perf_counter()
-        blocks: list[tuple[int, Block]] = []
-        aside: list[OutboxEntry] = []
-        for offset, data in waiting:
-            try:
-                block = decode_block(data)
-                self.node.check(block)
-                blocks.append((offset, block))
-            except BlockError as error:
-                aside.append(self._set_aside(offset, data, error))
-        effects = self.node.step_many(blocks) if blocks else Effects()
-        self.memo.offsets["in"] = waiting[-1][0] + 1
-        sends = [OutboxEntry(self._topic(s.target), s.partition, encode_block(s.block)) for s in effects.sends] + aside
+        effects, sends = self._step(offset, data)
         failpoint("node.before_batch")
         entries = self.database.apply(effects, self.memo, sends)
         failpoint("node.after_batch")
@@ -121,11 +100,20 @@ class PartitionHost:
             failpoint("node.after_send")
         self.steps.add((time.perf_counter() - begun) * 1000)
 
+    def _step(self, offset: int, data: bytes) -> tuple[Effects, list[OutboxEntry]]:
+        """What a record changes and what is to be sent for it: blocks, or its dead letter."""
+        try:
+            effects = self.node.step(offset, decode_block(data))
+        except BlockError as error:
+            return Effects(), [self._set_aside(offset, data, error)]
+        return effects, [OutboxEntry(self._topic(s.target), s.partition, encode_block(s.block)) for s in effects.sends]
+
     def _set_aside(self, offset: int, data: bytes, error: BlockError) -> OutboxEntry:
         """A dead letter, durable with the offset that passes it over."""
         self.dead += 1
         topic = topics.node_in(self.mesh.name, self.query, self.node_id)
         log.error("block at offset %s of %s.%s partition %s set aside: %s", offset, self.query, self.node_id, self.partition, error)
+        self.memo.offsets["in"] = offset + 1
         return OutboxEntry(topics.dead(self.mesh.name), self.partition, dead_letter(None, topic, self.partition, offset, str(error), data))
 
     def _topic(self, target: str) -> str:

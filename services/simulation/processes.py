@@ -170,9 +170,9 @@ class NodeProcess(Process):
 
     def _take(self, log: list[Any], count: int) -> None:
         while count > 0 and self.at < len(log):
-            self.host.take(self.at, log[self.at].value)
             self.at += 1
             count -= 1
+            self.host.take(self.at - 1, log[self.at - 1].value)
 
     def finish(self) -> bool:
         log, before = self.world.broker.log(self.place), self.at

@@ -29,6 +29,7 @@ from schemas.topics import Topic
 from services.broker import LocalBroker
 from services.runtime.kafka import ensure_topics
 from services.runtime.queries import parse_queries, services_of, topics_of
+from services.supervisor.reports import ReportReader, instances
 
 WINDOW_MS, KEYS, PARTITIONS = 60_000, 60_000, 4
 MESH = """
@@ -135,13 +136,16 @@ def committed(bootstrap: str, topic: str) -> int:
 
 @contextlib.contextmanager
 def running(mesh: Mesh, file: Path, data: Path) -> Iterator[tuple[list[psutil.Process], Path]]:
-    """All services of the mesh as processes, as the supervisor starts them."""
+    """All services of the mesh as processes, as the supervisor starts them; ingest last, so that start-up is not in the figures."""
     queries = parse_queries(mesh)
     ensure_topics(mesh, topics_of(mesh, queries), lambda _: None)
     logs = data / "logs"
     logs.mkdir(parents=True)
-    children = []
-    for service in services_of(queries):
+    children: list[subprocess.Popen[bytes]] = []
+    services = sorted(services_of(queries), key=lambda service: service.name == "ingest")
+    for service in services:
+        if service.name == "ingest":
+            wait_until_ready(mesh, [s.name for s in services if s.query])
         command = [sys.executable, "-m", service.module, "-f", str(file), "--data", str(data)]
         command += ["--query", service.query] if service.query else []
         command += ["--node", service.node] if service.node else []
@@ -158,6 +162,16 @@ def running(mesh: Mesh, file: Path, data: Path) -> Iterator[tuple[list[psutil.Pr
                 child.wait(20)
             except subprocess.TimeoutExpired:
                 child.kill()
+
+
+def wait_until_ready(mesh: Mesh, names: list[str], limit_s: float = 60) -> None:
+    reader = ReportReader(mesh).from_end()
+    deadline = time.time() + limit_s
+    while not all(any(r.get("ready") for r in instances(reader.latest, name).values()) for name in names):
+        reader.poll(0.1)
+        if time.time() > deadline:
+            raise SystemExit(f"{', '.join(names)} were not ready within {limit_s:.0f} s")
+    reader.close()
 
 
 def first_event(bootstrap: str, mesh: str, limit_s: float = 60) -> float:
