@@ -30,7 +30,7 @@ from services.runtime.health import Health
 from services.runtime.kafka import client_config, source_partitions
 from services.runtime.producer import Sender
 from services.runtime.report import Reporter
-from services.runtime.service import Arguments
+from services.runtime.service import Arguments, end_when_fatal, end_when_lost
 from topology.ingest import Read, Reading, Router, StreamReader
 from topology.plan import Plan
 
@@ -53,6 +53,7 @@ def serve(arguments: Arguments) -> None:
         auto_offset_reset="error", session_timeout_ms=10_000, fetch_wait_max_ms=20, fetch_min_bytes=64 << 10,
         fetch_message_max_bytes=512 << 10, queued_min_messages=60_000, fetch_queue_backoff_ms=10,
         queued_max_messages_kbytes=64 << 10, enable_partition_eof=True, partition_assignment_strategy="roundrobin",
+        error_cb=end_when_fatal("ingest"),
     ))  # fmt: skip
     reporter = Reporter(mesh, sender.producer, "ingest", f"ingest-{instance}")
     counts = source_partitions(mesh, [mesh.streams[name] for name in used])
@@ -87,7 +88,7 @@ class Ingest:
     def run(self) -> None:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._stop)
-        self.consumer.subscribe(list(self.by_topic), on_assign=self._assigned, on_revoke=self._revoked)
+        self.consumer.subscribe(list(self.by_topic), on_assign=self._assigned, on_revoke=self._revoked, on_lost=end_when_lost("ingest"))
         log.info("reading %s", ", ".join(self.by_topic))
         commit_due = time.monotonic() + COMMIT_S
         progressed = False
@@ -175,7 +176,7 @@ class Ingest:
                 backlog.fetched = cast(int, message.offset())
         elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
             raise StateError(f"source topic {message.topic()} no longer holds the next record to read: {error.str()}")
-        elif error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        elif error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID, KafkaError.UNKNOWN_TOPIC_OR_PART):
             raise KafkaException(error)
         else:
             log.warning("fetching: %s", error.str())

@@ -36,9 +36,9 @@ class Found:
     config: Mapping[str, str]
 
 
-def client_config(mesh: Mesh, **settings: str | int | float | bool) -> dict[str, Any]:
-    """The mesh file's `kafka:` settings, with more of librdkafka's; `_` in a keyword stands for its `.` (but log_level is so spelt)."""
-    return {**mesh.kafka, **{key if key == "log_level" else key.replace("_", "."): value for key, value in settings.items()}}
+def client_config(mesh: Mesh, **settings: Any) -> dict[str, Any]:
+    """The mesh file's `kafka:` settings, with more of librdkafka's; `_` in a keyword stands for its `.` (but for the two spelt with it)."""
+    return {**mesh.kafka, **{key if key in ("log_level", "error_cb") else key.replace("_", "."): v for key, v in settings.items()}}
 
 
 def admin(mesh: Mesh) -> AdminClient:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from confluent_kafka import KafkaError
+
 from schemas.errors import JoinmeshError, MachineError
 from schemas.mesh import Mesh, load_mesh
 from services.runtime.health import Health
@@ -40,6 +42,30 @@ class Arguments:
         """What reports call this process."""
         role = ".".join(filter(None, [self.query, self.node]))
         return f"{role}-{self.instance}" if role else str(self.instance)
+
+
+def end_when_fatal(what: str) -> Callable[[KafkaError], None]:
+    """An `error_cb` for Kafka clients: one that can never work again (fenced, say) takes its process with it, to be started anew.
+
+    A fatal error is not always handed out by `consume`; a service that does not look would wait for records for ever.
+    """
+
+    def on_error(error: KafkaError) -> None:
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            print(f"joinmesh {what}: Kafka will not serve this client any more ({error.str()}); starting again", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    return on_error
+
+
+def end_when_lost(what: str) -> Callable[[object, list[object]], None]:
+    """An `on_lost`: a consumer whose partitions went to others while it was away must not go on as if it had them."""
+
+    def on_lost(_: object, places: list[object]) -> None:
+        print(f"joinmesh {what}: lost {len(places)} partitions while Kafka was away; starting again", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    return on_lost
 
 
 def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:

@@ -25,7 +25,7 @@ from services.runtime.health import Health
 from services.runtime.kafka import client_config
 from services.runtime.producer import MAX_RECORD_BYTES
 from services.runtime.report import Durations, Reporter
-from services.runtime.service import Arguments
+from services.runtime.service import Arguments, end_when_fatal, end_when_lost
 from topology.admission import Admission
 from topology.plan import Input, Plan
 from topology.results import ResultEncoder, Results, SequenceFilter
@@ -34,6 +34,7 @@ log = logging.getLogger("joinmesh.sink")
 TRANSACTION_S = 0.1  # a transaction is closed after this long …
 TRANSACTION_RESULTS = 50_000  # … or this many results
 LINGER_S = 0.01
+TRANSACTION_PATIENCE_S = 10.0  # after that the process ends; the next one aborts the transaction and goes on
 
 
 class Seen(msgspec.Struct):
@@ -49,11 +50,13 @@ def serve(arguments: Arguments) -> None:
     producer = Producer(client_config(
         mesh, transactional_id=name, linger_ms=5, message_max_bytes=MAX_RECORD_BYTES, queue_buffering_max_messages=1_000_000,
         queue_buffering_max_kbytes=512 << 10, batch_num_messages=50_000, batch_size=1 << 20, transaction_timeout_ms=60_000,
+        error_cb=end_when_fatal("sink"),
     ))  # fmt: skip
     consumer = Consumer(client_config(
         mesh, group_id=f"{mesh.name}.{query}.sink", group_instance_id=name, enable_auto_commit=False, auto_offset_reset="error",
         session_timeout_ms=10_000, fetch_wait_max_ms=10, fetch_min_bytes=32 << 10, isolation_level="read_uncommitted",
         fetch_message_max_bytes=4 << 20, queued_max_messages_kbytes=64 << 10, queued_min_messages=1000, fetch_queue_backoff_ms=5,
+        error_cb=end_when_fatal("sink"),
     ))  # fmt: skip
     reporter = Reporter(mesh, Producer(client_config(mesh)), "sink", f"{query}.sink-{instance}", query=query)
     Sink(mesh, plan, published.epoch, consumer, producer, reporter, arguments.new_health()).run()
@@ -81,7 +84,7 @@ class Sink:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._stop)
         self.producer.init_transactions(60)
-        self.consumer.subscribe([self.source], on_assign=self._assigned, on_revoke=self._revoked)
+        self.consumer.subscribe([self.source], on_assign=self._assigned, on_revoke=self._revoked, on_lost=end_when_lost("sink"))
         log.info("writing %s", self.results_topic)
         while not self.stopping:
             self._take(self.consumer.consume(64, LINGER_S))
@@ -125,7 +128,7 @@ class Sink:
     def _fetch_error(self, error: KafkaError) -> None:
         if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
             raise StateError(f"{self.source} no longer holds the next block to write: {error.str()}")
-        if error.fatal():
+        if error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):
             raise KafkaException(error)
         log.warning("fetching: %s", error.str())
 
@@ -184,9 +187,9 @@ class Sink:
             TopicPartition(self.source, p, next, msgspec.json.encode(Seen(self.filters[p].last)).decode())
             for p, next in self.next.items()
         ]
-        self.producer.send_offsets_to_transaction(offsets, self.consumer.consumer_group_metadata(), 30)
+        self.producer.send_offsets_to_transaction(offsets, self.consumer.consumer_group_metadata(), TRANSACTION_PATIENCE_S)
         failpoint("sink.before_commit")
-        self.producer.commit_transaction(60)
+        self.producer.commit_transaction(TRANSACTION_PATIENCE_S)
         failpoint("sink.after_commit")
         self.counts["rows_out"] += self.pending
         self.counts["transactions"] += 1
