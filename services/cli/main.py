@@ -21,7 +21,7 @@ COMMANDS = {
     "explain": "the plan of each query: tree, keys, topics, expected state",
     "generate": "write reproducible sample events to the source topics",
     "audit": "prove the results right with Spark",
-    "chaos": "faults on a mesh under load, and the proof that they changed nothing",
+    "chaos": "faults on a mesh under load, then an audit",
 }
 _EXAMPLES = """examples:
   joinmesh demo                              see it all work, in about a minute
