@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import psutil
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from schemas.mesh import Mesh, parse_mesh
 from schemas.topics import Topic
@@ -107,7 +107,11 @@ def wait_for_results(bootstrap: str, topic: str, expected: int, limit_s: float =
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-ends"})
     last, since, begun = -1, time.time(), time.time()
     while time.time() - begun < limit_s:
-        total = sum(consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in range(PARTITIONS))
+        try:
+            total = sum(consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in range(PARTITIONS))
+        except KafkaException:  # the topic is not there yet
+            time.sleep(0.2)
+            continue
         now = time.time()
         if total != last:
             last, since = total, now
