@@ -6,8 +6,6 @@ Invariant: a plan is a function of (query text, tree), so these two and the epoc
 version notice that it would derive something else.
 """
 
-from typing import Literal
-
 import msgspec
 
 
@@ -22,7 +20,6 @@ class PlanPublished(msgspec.Struct, frozen=True, tag="plan", tag_field="kind"):
 
 
 ControlMessage = PlanPublished
-Kind = Literal["plan"]
 
 _decoder = msgspec.json.Decoder(ControlMessage)
 

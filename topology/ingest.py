@@ -21,12 +21,11 @@ from schemas.rows import I64, Mask, Rows
 from topology.decode import Broken, Decoder
 from topology.frames import Conditions
 from topology.hashing import hash_key
-from topology.node import Send, partition_rows
+from topology.node import WATERMARKS_PER_WINDOW, Send, partition_rows
 from topology.plan import Plan, Route
 from topology.window import HASH, OFFSET_BITS, part_id, part_time
 
 _ID, _TIME = "#", "@"  # id and time columns before they belong to an alias
-WATERMARKS_PER_WINDOW = 12
 
 
 class Reading(msgspec.Struct):

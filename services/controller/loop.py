@@ -8,7 +8,6 @@ import logging
 import signal
 import threading
 import time
-from typing import Any
 
 from schemas import topics
 from schemas.control import PlanPublished, encode_control
@@ -17,11 +16,10 @@ from schemas.mesh import Mesh
 from services.runtime.control import plan_digest, read_plans
 from services.runtime.kafka import source_partitions
 from services.runtime.producer import Sender
+from services.runtime.queries import parse_queries, plan_of
 from services.runtime.report import Reporter
 from services.runtime.service import Arguments
-from topology.cql import parse_query
-from topology.plan import Plan, build_plan, parse_tree, tree_text
-from topology.planner import choose_tree
+from topology.plan import Plan, tree_text
 
 log = logging.getLogger("joinmesh.controller")
 
@@ -40,19 +38,12 @@ def serve(arguments: Arguments) -> None:
     sender.flush(10)
 
 
-def plan_query(mesh: Mesh, name: str) -> Plan:
-    """The plan the mesh file asks for, or the planner's choice."""
-    query = parse_query(name, mesh.queries[name], mesh.streams)
-    pinned = mesh.plans.get(name)
-    return build_plan(query, parse_tree(pinned, query) if pinned else choose_tree(query, None))
-
-
 def publish_plans(mesh: Mesh, sender: Sender) -> list[PlanPublished]:
     """Publish what is new; refuse what contradicts a running plan."""
     running = read_plans(mesh)
     published = []
-    for name in mesh.queries:
-        plan = plan_query(mesh, name)
+    for name, query in parse_queries(mesh).items():
+        plan = plan_of(mesh, query)
         if name in running:
             _check_same(mesh, plan, running[name])
             published.append(running[name])
@@ -71,12 +62,10 @@ def publish_plans(mesh: Mesh, sender: Sender) -> list[PlanPublished]:
 
 
 def _check_same(mesh: Mesh, plan: Plan, running: PlanPublished) -> None:
-    changes: list[str] = []
-    if plan_digest(mesh, plan) != running.digest:
-        what: Any = "tree" if tree_text(plan.tree) != running.tree else "query text or its streams"
-        changes.append(str(what))
-    if changes:
-        raise StateError(
-            f"query {plan.query.name}: the mesh file's {changes[0]} is not what this mesh runs ({running.tree}, epoch {running.epoch}); "
-            "change it back, or use a new mesh name for the changed query"
-        )
+    if plan_digest(mesh, plan) == running.digest:
+        return
+    what = "tree" if tree_text(plan.tree) != running.tree else "query text or its streams"
+    raise StateError(
+        f"query {plan.query.name}: the mesh file's {what} is not what this mesh runs ({running.tree}, epoch {running.epoch}); "
+        "change it back, or use a new mesh name for the changed query"
+    )

@@ -12,9 +12,9 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from schemas.errors import MachineError
 from schemas.mesh import Mesh
+from schemas.topics import MAX_RECORD_BYTES
 from services.runtime.kafka import client_config
 
-MAX_RECORD_BYTES = 16 << 20
 _logger = logging.getLogger("joinmesh.kafka")
 _logger.addFilter(lambda record: "CONFWARN" not in record.getMessage())  # gapless is called experimental; we mean it
 

@@ -18,12 +18,12 @@ from schemas.block import Block, decode_block
 from schemas.errors import BlockError, JoinmeshError, StateError
 from schemas.mesh import Mesh
 from schemas.rows import Rows
+from schemas.topics import MAX_RECORD_BYTES
 from services.runtime.control import wait_for_plans
 from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
 from services.runtime.health import Health
 from services.runtime.kafka import client_config
-from services.runtime.producer import MAX_RECORD_BYTES
 from services.runtime.report import Durations, Reporter
 from services.runtime.service import Arguments, end_when_fatal, end_when_lost
 from topology.admission import Admission

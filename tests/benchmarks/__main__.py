@@ -278,9 +278,6 @@ def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, fl
         time.sleep(1.5)
         done.set()
         reader.join()
-    if os.environ.get("BENCH_TRACE"):
-        n = max(1, len(waits) // 20)
-        print([round(float(np.median(waits[i : i + n]))) for i in range(0, len(waits), n)])
     steady = np.array(waits[len(waits) // 5 :])
     return {"events/s": round(sent / seconds), "results": len(waits), "p50 ms": float(np.percentile(steady, 50)),
             "p99 ms": float(np.percentile(steady, 99))}  # fmt: skip
