@@ -84,7 +84,7 @@ def decode_header(data: bytes | None) -> Header:
         raise BlockError("checksum does not match: the block was damaged")
     try:
         return _decoder.decode(memoryview(data)[_PREFIX.size : _PREFIX.size + size])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec lets bad UTF-8 through as the latter
         raise BlockError(f"header cannot be read: {error}") from None
 
 

@@ -8,6 +8,8 @@ version notice that it would derive something else.
 
 import msgspec
 
+from schemas.errors import BlockError
+
 
 class PlanPublished(msgspec.Struct, frozen=True, tag="plan", tag_field="kind"):
     query: str
@@ -28,5 +30,11 @@ def encode_control(message: ControlMessage) -> bytes:
     return msgspec.json.encode(message)
 
 
-def decode_control(data: bytes) -> ControlMessage:
-    return _decoder.decode(data)
+def decode_control(data: bytes | None) -> ControlMessage:
+    """Raises `BlockError` for whatever else somebody may have written there."""
+    if data is None:
+        raise BlockError("the record has no value")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BlockError(f"not a control message: {error}") from None

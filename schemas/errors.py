@@ -7,7 +7,7 @@
     ├── TopicError                stop: a topic is missing or has wrong settings
     ├── MachineError         stop: the machine lacks something (Java, disk, a free port, a broker)
     ├── StateError                stop: stored state does not fit the log any more; says what to do
-    └── BlockError                set aside: bytes that are not a block of ours
+    └── BlockError                set aside: bytes in an inner topic that are not ours
 
 Invariant: the message alone is enough to act on; it starts lower-case and says what was tried.
 """
@@ -54,4 +54,4 @@ class StateError(JoinmeshError):
 
 
 class BlockError(JoinmeshError):
-    """Bytes that were read as a block are not one."""
+    """Bytes that were read as a block or a control message are not one."""

@@ -73,12 +73,17 @@ class PartitionHost:
         node.restore(self.database.restore(node.windows))
         return node
 
-    def control(self, offset: int, data: bytes) -> None:
+    def control(self, offset: int, data: bytes | None) -> None:
         """Take a record of the control topic."""
         if offset < self.memo.offsets.get("control", 0):
             return
+        try:
+            message = decode_control(data)
+        except BlockError as error:
+            for key, entry in self.database.apply(Effects(), self.memo, [self._set_aside("control", offset, data, error)]):
+                self._transmit(key, entry)
+            return
         self.memo.offsets["control"] = offset + 1
-        message = decode_control(data)
         if message.query == self.query and message.epoch > self.published.epoch:
             raise StateError(f"query {self.query}: plan of epoch {message.epoch} arrived, this version runs one plan only; upgrade it")
         self.database.apply(Effects(), self.memo, [])
@@ -105,15 +110,15 @@ class PartitionHost:
         try:
             effects = self.node.step(offset, decode_block(data))
         except BlockError as error:
-            return Effects(), [self._set_aside(offset, data, error)]
+            return Effects(), [self._set_aside("in", offset, data, error)]
         return effects, [OutboxEntry(self._topic(s.target), s.partition, encode_block(s.block)) for s in effects.sends]
 
-    def _set_aside(self, offset: int, data: bytes, error: BlockError) -> OutboxEntry:
+    def _set_aside(self, kind: str, offset: int, data: bytes | None, error: BlockError) -> OutboxEntry:
         """A dead letter, durable with the offset that passes it over."""
         self.dead += 1
-        topic = topics.node_in(self.mesh.name, self.query, self.node_id)
-        log.error("block at offset %s of %s.%s partition %s set aside: %s", offset, self.query, self.node_id, self.partition, error)
-        self.memo.offsets["in"] = offset + 1
+        topic = topics.control(self.mesh.name) if kind == "control" else topics.node_in(self.mesh.name, self.query, self.node_id)
+        log.error("record at offset %s of %s partition %s set aside: %s", offset, topic, self.partition, error)
+        self.memo.offsets[kind] = offset + 1
         return OutboxEntry(topics.dead(self.mesh.name), self.partition, dead_letter(None, topic, self.partition, offset, str(error), data))
 
     def _topic(self, target: str) -> str:

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from schemas import topics
 from schemas.control import PlanPublished, decode_control
-from schemas.errors import StateError
+from schemas.errors import BlockError, StateError
 from schemas.mesh import Mesh
 from services.runtime.kafka import client_config
 from topology.cql import parse_query
@@ -58,11 +58,13 @@ def read_plans(mesh: Mesh) -> dict[str, PlanPublished]:
                 if error.code() == KafkaError._PARTITION_EOF:
                     return plans
                 continue
-            value = message.value()
-            if value is not None:
-                plan = decode_control(value)
-                if plan.query not in plans or plans[plan.query].epoch <= plan.epoch:
-                    plans[plan.query] = plan
+            try:
+                plan = decode_control(message.value())
+            except BlockError as e:
+                log.error("record at offset %s of %s passed over: %s", message.offset(), message.topic(), e)
+                continue
+            if plan.query not in plans or plans[plan.query].epoch <= plan.epoch:
+                plans[plan.query] = plan
         return plans
     finally:
         consumer.close()

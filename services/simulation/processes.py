@@ -66,7 +66,8 @@ class Disk:
 
 
 def _next(memo: bytes | None) -> int:
-    return msgspec.msgpack.decode(memo, type=Memo).offsets.get("in", 0) if memo is not None else -1
+    """How far the inputs were read; grows with every record taken."""
+    return sum(msgspec.msgpack.decode(memo, type=Memo).offsets.values()) if memo is not None else -1
 
 
 def _content(value: bytes) -> tuple[Header | None, bytes]:
