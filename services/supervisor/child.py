@@ -15,7 +15,7 @@ from pathlib import Path
 from services.runtime.queries import Service
 from services.runtime.tied import tied_command
 
-BACKOFF_FIRST_S, HEALTHY_S = 0.5, 60.0
+BACKOFF_FIRST_S, HEALTHY_S = 0.1, 60.0
 BACKOFF_MOST_S = float(os.environ.get("JOINMESH_RESTART_MOST_S", "30"))
 NO_USE_RESTARTING = 78  # EX_CONFIG: the same start would fail the same way
 LOG_BYTES_MOST = 50_000_000
@@ -27,7 +27,7 @@ _NOISE = re.compile(r"%\d\|[^|]*\|TERMINATE\|")  # librdkafka's good-bye, after 
 def next_backoff(last_s: float | None, healthy_s: float) -> float:
     """
     >>> next_backoff(None, 1), next_backoff(0.5, 1), next_backoff(20, 1), next_backoff(20, 61)
-    (0.5, 1.0, 30.0, 0.5)
+    (0.1, 1.0, 30.0, 0.1)
     """
     if last_s is None or healthy_s >= HEALTHY_S:
         return BACKOFF_FIRST_S
