@@ -43,12 +43,10 @@ def plan_digest(mesh: Mesh, plan: Plan) -> str:
 
 def read_plans(mesh: Mesh) -> dict[str, PlanPublished]:
     """The newest plan of each query that the control topic holds now."""
-    consumer = Consumer(
-        client_config(
-            mesh, group_id=f"{mesh.name}.control-reader", enable_auto_commit=False, enable_partition_eof=True,
-            fetch_wait_max_ms=10,  # the end is only told by an empty fetch, and a service that starts again waits for it
-        )  # fmt: skip
-    )
+    consumer = Consumer(client_config(
+        mesh, group_id=f"{mesh.name}.control-reader", enable_auto_commit=False, enable_partition_eof=True,
+        fetch_wait_max_ms=10,  # the end is only told by an empty fetch, and a service that starts again waits for it
+    ))  # fmt: skip
     consumer.assign([TopicPartition(topics.control(mesh.name), 0, 0)])
     plans: dict[str, PlanPublished] = {}
     deadline = time.monotonic() + 30
