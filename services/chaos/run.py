@@ -6,6 +6,7 @@ duplicates. The same seed gives the same schedule.
 
 import json
 import random
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -36,14 +37,20 @@ class Plan:
 
 
 def run_chaos(plan: Plan, folder: Path | None, say: Say) -> tuple[bool, list[Done], dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="joinmesh-chaos-") as temporary:
-        world = World(folder or Path(temporary), say)
-        world.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            return _run(plan, world, say)
-        finally:
-            unmount_state(world)
-            world.close()
+    """Whether it passed, what was done, the audit's verdict. The folder is kept unless all went well or it was given."""
+    world = World(folder or Path(tempfile.mkdtemp(prefix="joinmesh-chaos-")), say)
+    world.folder.mkdir(parents=True, exist_ok=True)
+    passed = False
+    try:
+        passed, done, verdict = _run(plan, world, say)
+        return passed, done, verdict
+    finally:
+        unmount_state(world)
+        world.close()
+        if passed and folder is None:
+            shutil.rmtree(world.folder, ignore_errors=True)
+        elif not passed:
+            say(f"logs and state are in {world.folder}")
 
 
 def _run(plan: Plan, world: World, say: Say) -> tuple[bool, list[Done], dict[str, Any]]:
@@ -64,7 +71,8 @@ def _run(plan: Plan, world: World, say: Say) -> tuple[bool, list[Done], dict[str
     start = 1_735_689_600_000 + 1_000
     generator = world.background(*common, "--count", per_stream, "--rate", plan.rate, "--start", start, log="generate.log")
     world.start_mesh()
-    world.wait_for_results(RECOVER_S)
+    # With failpoints, services die from the first blocks on; each start takes seconds on a busy machine.
+    world.wait_for_results(RECOVER_S + (10 * plan.times if plan.failpoints else 0))
     schedule = [name for name, count in plan.faults.items() for _ in range(count)]
     rng.shuffle(schedule)
     turns = dict.fromkeys(plan.faults, 0)

@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(args.seed, args.events, args.rate, faults, args.failpoints, args.times)
     passed, done, verdict = run_chaos(plan, args.folder, lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", flush=True))
     print(table(["fault", "target", "times", "median recovery", "worst"], [list(map(str, row)) for row in summary(done)], ["times"]))
-    for query in verdict.get("queries", []):
-        keys = ("query", "expected", "found", "missing", "extra", "duplicate", "wrong")
-        print("  ".join(f"{key} {query[key]}" for key in keys if key in query))
+    for query, counts in verdict.get("queries", {}).items():
+        keys = ("expected", "found", "missing", "extra", "duplicate", "wrong")
+        print(f"{query}: " + ", ".join(f"{key} {counts[key]:,}" for key in keys))
     print(f"seed {args.seed}: {'PASSED' if passed else 'FAILED'}")
     return 0 if passed else 1
