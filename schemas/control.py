@@ -9,6 +9,7 @@ version notice that it would derive something else.
 import msgspec
 
 from schemas.errors import BlockError
+from schemas.mesh import Feedback
 
 
 class PlanPublished(msgspec.Struct, frozen=True, tag="plan", tag_field="kind"):
@@ -19,6 +20,7 @@ class PlanPublished(msgspec.Struct, frozen=True, tag="plan", tag_field="kind"):
     digest: str
     at_ms: int
     source_partitions: dict[str, int]  # stream -> partitions of its topic when the plan was made
+    feedback: Feedback = "off"  # whether joins tell their producers what not to make
 
 
 ControlMessage = PlanPublished

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import yaml
 
@@ -41,6 +41,9 @@ class Stream:
     format: str = "json"
 
 
+Feedback = Literal["on", "off"]
+
+
 @dataclass(frozen=True)
 class Mesh:
     """A parsed mesh file."""
@@ -51,6 +54,7 @@ class Mesh:
     streams: Mapping[str, Stream]
     queries: Mapping[str, str]
     plans: Mapping[str, str] = field(default_factory=dict)
+    feedback: Mapping[str, Feedback] = field(default_factory=dict)  # query -> whether its joins say what not to make; off if not named
     file: str = "mesh.yaml"
     query_lines: Mapping[str, int] = field(default_factory=dict)  # line of each query's first text line in the file
 
@@ -158,6 +162,12 @@ class _Reader:
             raise self.fail(f"{what} `{text}` must be a letter or _ followed by letters, digits or _", node)
         return text
 
+    def on_or_off(self, node: yaml.Node, what: str) -> Feedback:
+        text = self.text(node, what)
+        if text not in ("on", "off"):
+            raise self.fail(f"{what} is `{text}`; write on or off", node)
+        return cast(Feedback, text)
+
     def duration(self, node: yaml.Node, what: str) -> int:
         try:
             return parse_duration_ms(self.text(node, what))
@@ -167,7 +177,7 @@ class _Reader:
     def mesh(self, root: yaml.Node | None) -> Mesh:
         if root is None:
             raise MeshFileError("is empty; it needs mesh, kafka, streams and queries", file=self.file)
-        top = self.table(root, "the mesh file", ("mesh", "kafka", "partitions", "streams", "queries", "plans"))
+        top = self.table(root, "the mesh file", ("mesh", "kafka", "partitions", "streams", "queries", "plans", "feedback"))
         for needed in ("mesh", "kafka", "streams", "queries"):
             if needed not in top:
                 raise self.fail(f"`{needed}:` is missing", root)
@@ -187,6 +197,10 @@ class _Reader:
         for key, value in plans.items():
             if key not in queries:
                 raise self.fail(f"`plans` names a query `{key}` that is not there{did_you_mean(key, queries)}", value)
+        feedback = self.table(top["feedback"], "`feedback`") if "feedback" in top else {}
+        for key, value in feedback.items():
+            if key not in queries:
+                raise self.fail(f"`feedback` names a query `{key}` that is not there{did_you_mean(key, queries)}", value)
         return Mesh(
             name=name,
             kafka=self.kafka(top["kafka"]),
@@ -194,6 +208,7 @@ class _Reader:
             streams=streams,
             queries={self.name(k, "query", v): self.text(v, f"query `{k}`") for k, v in queries.items()},
             plans={k: self.text(v, f"plan of `{k}`") for k, v in plans.items()},
+            feedback={k: self.on_or_off(v, f"feedback of `{k}`") for k, v in feedback.items()},
             file=self.file,
             query_lines={k: v.start_mark.line + (2 if getattr(v, "style", None) in ("|", ">") else 1)
                          for k, v in queries.items()},

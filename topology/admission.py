@@ -37,8 +37,7 @@ class Admission:
         header = block.header
         if header.sender != self.input.name:
             raise BlockError(f"sent by {header.sender!r}, but this side is fed by {self.input.name!r}")
-        if header.epoch != epoch:
-            raise BlockError(f"of plan epoch {header.epoch}, but epoch {epoch} runs here")
+        _check_epoch(header, epoch)
         if header.kind not in ("rows", "watermark"):
             raise BlockError(f"of kind {header.kind!r}, which nothing sends yet")
         self._check_place(header)
@@ -48,20 +47,13 @@ class Admission:
                 self._check_inside(block.rows[part_id(self.input.name)], header.positions)
 
     def _check_place(self, header: Header) -> None:
-        if not 0 <= header.sequence < _SEQUENCE_MOST or not 0 <= header.sender_partition < header.sender_partitions:
-            raise BlockError(f"sequence {header.sequence} of partition {header.sender_partition} is out of range")
-        if not 0 <= header.incarnation < _SEQUENCE_MOST:
-            raise BlockError(f"incarnation {header.incarnation} is out of range")
         if self.input.is_source != bool(header.positions):
             raise BlockError("source positions are missing" if self.input.is_source else "source positions in a join node's block")
-        if not self.input.is_source and header.sender_partitions != self.partitions:
-            raise BlockError(f"sent by one of {header.sender_partitions} partitions, this mesh has {self.partitions}")
-        for time in (header.watermark, *(p.watermark for p in header.positions)):
-            if not NO_WATERMARK - MAX_TIME_MS <= time <= MAX_TIME_MS:
-                raise BlockError(f"watermark {time} is out of range")
+        check_sender(header, None if self.input.is_source else self.partitions)
         for p in header.positions:
             if not (0 <= p.partition < header.sender_partitions and 0 <= p.first <= p.next < 1 << 48):
                 raise BlockError(f"position {p.partition}:{p.first}-{p.next} is out of range")
+            _check_time(p.watermark)
 
     def _check_inside(self, ids: I64, positions: tuple[Position, ...]) -> None:
         """Every row is one that the positions speak of, once: repeats are found by them."""
@@ -92,6 +84,35 @@ class Admission:
             raise BlockError("a row's hash is not its key's")
         if HASH in self.types and len(rows) and (rows[HASH] % np.uint64(self.partitions) != self.partition).any():
             raise BlockError(f"holds rows of another partition than {self.partition}")
+
+
+def check_sender(header: Header, partitions: int | None) -> None:
+    """Numbers within range; `partitions` is what the sender must have, if that is known."""
+    if not 0 <= header.sequence < _SEQUENCE_MOST or not 0 <= header.sender_partition < header.sender_partitions:
+        raise BlockError(f"sequence {header.sequence} of partition {header.sender_partition} is out of range")
+    if not 0 <= header.incarnation < _SEQUENCE_MOST:
+        raise BlockError(f"incarnation {header.incarnation} is out of range")
+    if partitions is not None and header.sender_partitions != partitions:
+        raise BlockError(f"sent by one of {header.sender_partitions} partitions, this mesh has {partitions}")
+    _check_time(header.watermark)
+
+
+def check_node_header(header: Header, epoch: int, partitions: int) -> None:
+    """The header of a block about demand: of this plan, from a join node."""
+    _check_epoch(header, epoch)
+    if header.positions:
+        raise BlockError("source positions in a join node's block")
+    check_sender(header, partitions)
+
+
+def _check_epoch(header: Header, epoch: int) -> None:
+    if header.epoch != epoch:
+        raise BlockError(f"of plan epoch {header.epoch}, but epoch {epoch} runs here")
+
+
+def _check_time(time: int) -> None:
+    if not NO_WATERMARK - MAX_TIME_MS <= time <= MAX_TIME_MS:
+        raise BlockError(f"watermark {time} is out of range")
 
 
 def _type(column: Column) -> pa.DataType:

@@ -19,15 +19,16 @@ import msgspec
 import numpy as np
 import pyarrow.compute as pc
 
-from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header
+from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header, Kind
 from schemas.errors import BlockError, StateError
 from schemas.rows import I64, Column, Mask, Rows
-from topology.admission import Admission
+from topology.admission import Admission, check_node_header
+from topology.feedback import ARRIVED, PARTITIONS_MOST, Feedback, FeedbackMemo, is_feedback
 from topology.frames import Conditions
 from topology.hashing import hash_key, is_exact
 from topology.plan import Input, Plan
 from topology.state import MemoryStore, Run, Segment, SegmentStore, WindowState, matches
-from topology.window import HASH, OFFSET_BITS, OFFSET_MASK, part_id, part_time
+from topology.window import HASH, OFFSET_BITS, OFFSET_MASK, part_id, part_time, validity
 
 SEQUENCE_BITS = 20
 WATERMARKS_PER_WINDOW = 12  # how often a target that gets no rows is told the time
@@ -52,6 +53,7 @@ class Memo(msgspec.Struct):
     blocks_fenced: int = 0
     rows_purged: int = 0
     blocks_in: int = 0
+    feedback: FeedbackMemo | None = None  # when the query runs with feedback
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Send:
     target: str  # node id, or "out"
     partition: int
     block: Block
+    back: bool = False  # to the node's feedback topic instead of its input
 
 
 @dataclass
@@ -68,6 +71,8 @@ class Effects:
     puts: list[tuple[int, Segment, Run]] = field(default_factory=list)  # (side, segment, rows)
     drops: list[tuple[int, int]] = field(default_factory=list)  # (side, segment id)
     sends: list[Send] = field(default_factory=list)
+    tables: dict[str, bytes] = field(default_factory=dict)  # of feedback, whole, those that changed
+    answers: list[tuple[int, Rows]] = field(default_factory=list)  # to consumer partitions, behind the rows of this step
 
 
 class _Recorder:
@@ -112,12 +117,14 @@ class JoinNode:
         incarnation: int = 1,
         stores: tuple[SegmentStore, SegmentStore] | None = None,
         memo: Memo | None = None,
+        feedback: bool = False,
     ) -> None:
         self.plan, self.node = plan, plan.node(node)
         self.partition, self.partitions, self.incarnation = partition, partitions, incarnation
         self.memo = memo if memo is not None else Memo()
         self.memo.epoch = epoch
         windows = {source.alias: source.window_ms for source in plan.query.sources}
+        self._all_windows = {a: windows[a] for a in self.node.aliases}
         self.windows = tuple({a: windows[a] for a in side.aliases} for side in self.node.inputs)
         self._recorders = tuple(_Recorder(s, i) for i, s in enumerate(stores or (MemoryStore(), MemoryStore())))
         self.states = tuple(WindowState(w, r) for w, r in zip(self.windows, self._recorders, strict=True))
@@ -126,21 +133,31 @@ class JoinNode:
         self._residual = Conditions(self.node.residuals)
         inputs = self.node.inputs
         self._joined = tuple(_parts(side) + [str(c) for c in side.columns] for side in inputs)  # all but the hash
-        self._carried = [n for side in inputs for n in _parts(side) + [str(c) for c in side.columns if c in self.node.columns]]
+        self.carried = [n for side in inputs for n in _parts(side) + [str(c) for c in side.columns if c in self.node.columns]]
         self._target: Input | None = None
         if self.node.target != "out":
             self._target = plan.node(self.node.target).inputs[self.node.target_side]
+        self.feedback: Feedback | None = None
+        if feedback and partitions <= PARTITIONS_MOST and len(plan.nodes) > 1:
+            self.memo.feedback = self.memo.feedback or FeedbackMemo()
+            self.feedback = Feedback(self, self.memo.feedback)
 
-    def restore(self, segments: tuple[list[Segment], list[Segment]]) -> None:
+    def restore(self, segments: tuple[list[Segment], list[Segment]], tables: dict[str, bytes] | None = None) -> None:
         for state, found in zip(self.states, segments, strict=True):
             state.restore(found)
+        if self.feedback is not None and tables:
+            self.feedback.restore(tables)
 
     def step(self, offset: int, block: Block) -> Effects:
         """Take the block at `offset` of the input topic; a `BlockError` leaves the state as it was."""
         header, memo = block.header, self.memo
         if header.side not in (0, 1):
             raise BlockError(f"for side {header.side}, there are 0 and 1")
-        self._admission[header.side].check(block, memo.epoch)
+        about_demand = is_feedback(header, self.node.target)
+        if about_demand and self.feedback is not None:
+            self.feedback.check(block)
+        else:
+            self._admission[header.side].check(block, memo.epoch)
         side, effects = header.side, Effects()
         memo.offsets["in"] = offset + 1
         memo.blocks_in += 1
@@ -148,25 +165,66 @@ class JoinNode:
         rows = self._unseen(header, block.rows)
         if rows is None:
             return effects
-        output = None
-        if len(rows):
-            memo.rows_in[side] += len(rows)
-            run = Run.of(rows, self.windows[side])
-            output = self._join(side, run)
-            self._insert(side, run)
-        before = self.watermark
-        self._advance(header, side)
+        output, before = None, self.watermark
+        if about_demand:
+            output = self._hear(block, offset, effects)
+        else:
+            if len(rows):
+                memo.rows_in[side] += len(rows)
+                output = self._take(side, rows, offset, header, effects)
+            self._advance(header, side)
         for one in (0, 1):
-            memo.rows_purged += self.states[one].purge(memo.watermarks[1 - one])
+            memo.rows_purged += self.states[one].purge(self._horizon(one))
         self._emit(output, before, effects)
+        if self.feedback is not None:
+            self._finish(self.feedback, effects)
         for recorder in self._recorders:
             recorder.collect(effects)
         return effects
 
+    def _take(self, side: int, rows: Rows, offset: int, header: Header, effects: Effects) -> Rows | None:
+        """Rows of one side: probe, then insert."""
+        if self.feedback is None:
+            run = Run.of(rows, self.windows[side])
+            output = self._join(side, run)
+            self._insert(side, run)
+            return output
+        run = Run.of(rows.with_column(ARRIVED, np.full(len(rows), offset, np.int64)), self.windows[side])
+        self.feedback.arrive(side, run, effects)
+        output = self._join(side, self.feedback.probing(side, run))
+        self._insert(side, run)
+        self.feedback.detect(side, run, header.sender_partition, effects)
+        return output
+
+    def _hear(self, block: Block, offset: int, effects: Effects) -> Rows | None:
+        """A word about demand: of our consumer, or a producer's answer."""
+        assert self.feedback is not None
+        if block.header.kind in ("release", "resume-done"):
+            self.feedback.answer(block, block.header.side, effects)
+            return None
+        return self.feedback.hear(block, offset, effects)
+
+    def _finish(self, feedback: Feedback, effects: Effects) -> None:
+        feedback.expire(effects)
+        feedback.report(effects)
+        for partition, rows in effects.answers:
+            effects.sends.append(self.send_to(partition, "resume-done", rows))
+        effects.answers = []
+        effects.tables = feedback.stored()
+
     @property
     def watermark(self) -> int:
         """No later output starts before this."""
-        return min(self.memo.watermarks)
+        held = min(self.memo.watermarks)
+        return held if self.feedback is None else min(held, self.feedback.hold)
+
+    def _horizon(self, side: int) -> int:
+        """Rows of a side that end before this nobody needs."""
+        return self.memo.watermarks[1 - side] if self.feedback is None else self.feedback.horizon(side)
+
+    def check_sender(self, header: Header) -> None:
+        """Refuse a header that no node of this plan would write."""
+        check_node_header(header, self.memo.epoch, self.partitions)
 
     def _unseen(self, header: Header, rows: Rows | None) -> Rows | None:
         """The rows not seen before; None if the whole block is a repeat."""
@@ -205,27 +263,48 @@ class JoinNode:
         return rows
 
     def _join(self, side: int, probe: Run) -> Rows | None:
-        """Every composite of `probe` with the other side's state, key equality and residuals verified."""
+        """Every composite of `probe` with the other side's state that is wanted."""
+        pairs, _ = self._pairs(side, probe)
+        if pairs is not None and self.feedback is not None and not self.feedback.suspended.is_empty:
+            pairs = pairs.filter(self.feedback.allowed(pairs, validity(pairs, self._all_windows)[1]))
+        return pairs.select(self.carried) if pairs is not None and len(pairs) else None
+
+    def join_again(self, side: int, stored: Run) -> tuple[Rows | None, I64]:
+        """Composites of rows that are stored already, and the moment when the later row of each came."""
+        return self._pairs(side, stored, moments=True)
+
+    def _pairs(self, side: int, probe: Run, moments: bool = False) -> tuple[Rows | None, I64]:
+        """Every pair of `probe` with the other side's state, key equality and residuals verified."""
         other, carried = self.states[1 - side], self._joined[1 - side]
         probed: list[I64] = []
         stored: list[Rows] = []
+        came: list[I64] = []
+        if not len(probe):
+            return None, _NO_MOMENTS
         for run in other.reachable(int(probe.starts.min()), int(probe.ends.max())):
             for i, j in matches(probe, run):
                 probed.append(i)
                 stored.append(run.rows.select(carried).take(j))
+                if moments:
+                    came.append(np.maximum(probe.rows.ints(ARRIVED)[i], run.rows.ints(ARRIVED)[j]))
         if not probed:
-            return None
+            return None, _NO_MOMENTS
         mine = probe.rows.select(self._joined[side]).take(np.concatenate(probed))
         pairs = Rows({**mine.columns, **Rows.concat(stored).columns}, len(mine))
+        since = np.concatenate(came) if moments else _NO_MOMENTS
         keys = [(pairs[str(a)], pairs[str(b)]) for a, b in zip(self.node.left.key, self.node.right.key, strict=True)]
-        if not is_exact([a for a, _ in keys]):
-            pairs = pairs.filter(np.logical_and.reduce([_equal(a, b) for a, b in keys]))
+        masks = [] if is_exact([a for a, _ in keys]) else [np.logical_and.reduce([_equal(a, b) for a, b in keys])]
+        if masks:
+            pairs = pairs.filter(masks[0])
         if self._residual and len(pairs):
-            pairs = pairs.filter(self._residual.mask(pairs))
-        return pairs.select(self._carried) if len(pairs) else None
+            masks.append(self._residual.mask(pairs))
+            pairs = pairs.filter(masks[-1])
+        for mask in masks if moments else ():
+            since = since[mask]
+        return (pairs, since) if len(pairs) else (None, _NO_MOMENTS)
 
     def _insert(self, side: int, run: Run) -> None:
-        horizon = self.memo.watermarks[1 - side]
+        horizon = self._horizon(side)
         if int(run.ends.min()) < horizon:  # no later row of the other side can meet these
             run = run.take(np.flatnonzero(run.ends >= horizon))
         self.states[side].insert(run)
@@ -271,23 +350,35 @@ class JoinNode:
         hashes = hash_key([output[str(column)] for column in self._target.key])
         return partition_rows(output.with_column(HASH, hashes), self.partitions)
 
-    def _send(self, partition: int, kind: str, watermark: int, rows: Rows | None) -> Send:
+    def _send(self, partition: int, kind: Kind, watermark: int, rows: Rows | None) -> Send:
+        header = self._header(kind, self.node.target_side, watermark)
+        return Send(self.node.target, partition, Block(header, rows))
+
+    def send_to(self, partition: int, kind: Kind, rows: Rows) -> Send:
+        """To a partition of the consumer, about demand."""
+        return self._send(partition, kind, self.watermark, rows)
+
+    def send_back(self, side: int, partition: int, kind: Kind, watermark: int, rows: Rows | None) -> Send:
+        """To a partition of the producer of a side."""
+        return Send(self.node.inputs[side].name, partition, Block(self._header(kind, side, watermark), rows), back=True)
+
+    def _header(self, kind: Kind, side: int, watermark: int) -> Header:
         self.memo.sequence += 1
-        header = Header(
-            kind="rows" if kind == "rows" else "watermark",
+        return Header(
+            kind=kind,
             sender=self.node.id,
             sender_partition=self.partition,
             sender_partitions=self.partitions,
             incarnation=self.incarnation,
             sequence=self.memo.sequence,
             epoch=self.memo.epoch,
-            side=self.node.target_side,
+            side=side,
             watermark=watermark,
         )
-        return Send(self.node.target, partition, Block(header, rows))
 
 
 _NOTHING = Rows({}, 0)
+_NO_MOMENTS = np.empty(0, np.int64)
 
 
 def _parts(side: Input) -> list[str]:

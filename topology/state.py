@@ -29,6 +29,7 @@ class Run:
     hashes: U64
     starts: I64
     ends: I64
+    indexes: dict[tuple[str, ...], tuple[U64, I64]] = field(default_factory=dict, compare=False, repr=False)  # by other columns
 
     @staticmethod
     def of(rows: Rows, windows_ms: Mapping[str, int], *, presorted: bool = False) -> "Run":
@@ -123,7 +124,7 @@ class WindowState:
         """Slices that few rows come into any more become one segment each, so that probes look into few."""
         for slice, segments in self.slices.items():
             if slice < self.newest - 1 and len(segments) > 1:
-                run = _merge([self.store.get(segment.id) for segment in segments])
+                run = merge_runs([self.store.get(segment.id) for segment in segments])
                 for segment in segments:
                     self.store.drop(segment.id)
                 segments[:] = [self._put(slice, run)]
@@ -140,7 +141,7 @@ class WindowState:
             self.store.drop(last.id)
             rows += last.rows
         if len(merged) > 1:
-            run = _merge(merged)
+            run = merge_runs(merged)
         segments.append(self._put(slice, run))
 
     def _put(self, slice: int, run: Run) -> Segment:
@@ -186,7 +187,9 @@ class WindowState:
             yield from segments
 
 
-def _merge(runs: list[Run]) -> Run:
+def merge_runs(runs: list[Run]) -> Run:
+    if len(runs) == 1:
+        return runs[0]
     rows = Rows.concat([run.rows for run in runs])
     hashes = np.concatenate([run.hashes for run in runs])
     order = np.argsort(hashes, kind="stable")  # timsort: the runs are sorted already, so this is a merge

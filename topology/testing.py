@@ -35,10 +35,10 @@ class Log:
 
 class TopologyDriver:
     def __init__(
-        self, plan: Plan, streams: Mapping[str, Stream], *, partitions: int = 2, source_partitions: int = 2
+        self, plan: Plan, streams: Mapping[str, Stream], *, partitions: int = 2, source_partitions: int = 2, feedback: bool = False,
     ) -> None:
         self.plan, self.partitions = plan, partitions
-        used = {source.stream for source in plan.query.sources}
+        used = dict.fromkeys(source.stream for source in plan.query.sources)  # in order: a seed must replay
         self.readers = {name: StreamReader(streams[name], source_partitions) for name in used}
         self.routers = [Router(plan, route, partitions, 1, 1) for route in plan.routes]
         for router in self.routers:
@@ -46,7 +46,8 @@ class TopologyDriver:
                 router.assign(partition, 0)
         self.sources = {(name, p): Log() for name in used for p in range(source_partitions)}
         self.inputs = {(node.id, p): Log() for node in plan.nodes for p in range(partitions)}
-        self.nodes = {key: JoinNode(plan, *key, partitions) for key in self.inputs}
+        self.backs = {key: Log() for key in self.inputs}  # feedback topics
+        self.nodes = {key: JoinNode(plan, *key, partitions, feedback=feedback) for key in self.inputs}
         self.out = {p: Log() for p in range(partitions)}
         self.filters = {p: SequenceFilter() for p in range(partitions)}
         self.encoder = ResultEncoder(plan)
@@ -69,6 +70,7 @@ class TopologyDriver:
     def ready(self) -> list[tuple[str, Any]]:
         found: list[tuple[str, Any]] = [("ingest", key) for key, log in self.sources.items() if log.waiting]
         found += [("node", key) for key, log in self.inputs.items() if log.waiting]
+        found += [("relay", key) for key, log in self.backs.items() if log.waiting]
         found += [("sink", p) for p, log in self.out.items() if log.waiting]
         return found
 
@@ -76,6 +78,12 @@ class TopologyDriver:
         kind, key = actor
         if kind == "ingest":
             self._ingest(key, count)
+            return
+        if kind == "relay":  # a node appends what it hears to its own input: one order of all it takes
+            back = self.backs[key]
+            stop = min(back.read + count, len(back.records))
+            self.inputs[key].records += back.records[back.read : stop]
+            back.read = stop
             return
         log = self.inputs[key] if kind == "node" else self.out[key]
         for _ in range(min(count, log.waiting)):
@@ -103,5 +111,6 @@ class TopologyDriver:
 
     def _deliver(self, sends: list[Send]) -> None:
         for send in sends:
-            log = self.out[send.partition] if send.target == "out" else self.inputs[send.target, send.partition]
+            inputs = self.backs if send.back else self.inputs
+            log = self.out[send.partition] if send.target == "out" else inputs[send.target, send.partition]
             log.records.append(encode_block(send.block))

@@ -18,6 +18,7 @@ COMMANDS = {
     "topics": "the mesh's topics: list, check, create",
     "up": "run all services of a mesh in the foreground",
     "status": "what the services last said about themselves",
+    "feedback": "what joins tell one another not to make, live",
     "explain": "the plan of each query: tree, keys, topics, expected state",
     "generate": "write reproducible sample events to the source topics",
     "audit": "prove the results right with Spark",

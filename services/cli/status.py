@@ -21,6 +21,7 @@ EXAMPLES = """examples:
 WATCH_S = 2.0
 STALE_MS = 15_000  # services report every second or so: an older report means that the service is not running
 _COUNTS = ("events_in", "rows_in", "rows_out", "late", "dead", "null_keys", "filtered", "lag")
+_FEEDBACK = ("suspended_here", "suspended_above", "rows_diverted", "pairs_avoided", "pairs_resumed", "values_suspended", "values_resumed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +60,7 @@ def render(mesh: str, expected: list[str], reports: "dict[str, Report]", now_ms:
 
     rows: list[list[object]] = []
     states: list[list[object]] = []
+    feedback: list[list[object]] = []
     alarms: list[str] = []
     for service in [*expected, *sorted(_others(expected, reports))]:
         mine = sorted(instances(reports, service).items())
@@ -67,12 +69,17 @@ def render(mesh: str, expected: list[str], reports: "dict[str, Report]", now_ms:
         for instance, report in mine:
             rows.append(_service_row(instance, report, now_ms))
             states += [_state_row(instance, side) for side in report.get("state") or []]
+            if report.get("feedback"):
+                feedback.append([instance, *(number(report["feedback"].get(name)) for name in _FEEDBACK)])
             alarms += [f"{instance}: {text}" for text in report.get("alarms") or []]
     columns = [name.replace("_", " ") for name in _COUNTS]
     text = f"mesh {mesh}\n\n" + table(["service", "reported", *columns, "watermark", "step p50", "step p99"], rows, right=[*columns, "step p50", "step p99"])
     if states:
         header = ["node", "side", "rows", "bytes", "segments", "holds", "window"]
         text += "\n\n" + table(header, states, right=["rows", "bytes", "segments"])
+    if feedback:
+        words = [name.replace("_", " ") for name in _FEEDBACK]
+        text += "\n\n" + table(["feedback", *words], feedback, right=words)
     if alarms:
         text += "\n\n" + "\n".join(f"alarm: {alarm}" for alarm in alarms)
     if not reports:

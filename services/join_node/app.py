@@ -95,6 +95,7 @@ class NodeWorker:
         self.hosts: dict[int, PartitionHost] = {}
         self.input_topic = topics.node_in(mesh.name, query, node)
         self.control_topic = topics.control(mesh.name)
+        self.feedback_topic = topics.node_feedback(mesh.name, query, node)
         self.failure: BaseException | None = None
         self.reporter = Reporter(mesh, self.sender.producer, "join_node", f"{query}.{node}-{instance}", query=query, node=node)
         self.taken = 0
@@ -128,6 +129,8 @@ class NodeWorker:
         raw: dict[str, Any] = {"key_serializer": "raw", "value_serializer": "raw", "key_type": bytes, "value_type": bytes, "acks": False}
         app.agent(app.topic(self.input_topic, **raw), name="join")(self._join)
         app.agent(app.topic(self.control_topic, **raw), name="control")(self._control)
+        if self.published.feedback == "on":
+            app.agent(app.topic(self.feedback_topic, **raw), name="feedback")(self._relay)
         app.on_partitions_revoked.connect(self._revoked)
         app.task(self._tend)
         return app
@@ -168,9 +171,10 @@ class NodeWorker:
             latest = await consumer.highwaters(*[KafkaPartition(tp.topic, tp.partition) for tp in assignment])
             ends = {TP(tp.topic, tp.partition): offset for tp, offset in latest.items()}
             wanted = {}
+            kinds = {self.input_topic: "in", self.control_topic: "control", self.feedback_topic: "feedback"}
             for tp in assignment:
                 host = self.hosts.get(tp.partition)
-                stored = host.next_offset("in" if tp.topic == self.input_topic else "control") if host else None
+                stored = host.next_offset(kinds[tp.topic]) if host else None
                 wanted[tp] = self._checked(tp, stored, starts.get(tp, 0), ends.get(tp, 0))
             self.health.ready = True
             log.info("%s.%s has partitions %s", self.query, self.node_id, sorted(mine))
@@ -206,6 +210,12 @@ class NodeWorker:
             host = self.hosts.get(event.message.partition)
             if host is not None:
                 self._guard(host.control, event.message.offset, event.message.value)
+
+    async def _relay(self, stream: AsyncIterable[Any]) -> None:
+        async for event in stream.events():  # type: ignore[attr-defined]
+            host = self.hosts.get(event.message.partition)
+            if host is not None:
+                self._guard(host.relay, event.message.offset, event.message.value)
 
     async def _join(self, stream: AsyncIterable[Any]) -> None:
         async for event in stream.events():  # type: ignore[attr-defined]
@@ -270,10 +280,20 @@ class NodeWorker:
             rows_out=sum(m.rows_out for m in memos), rows_repeated=sum(m.rows_repeated for m in memos),
             dead=sum(h.dead for h in self.hosts.values()), lag=lag, watermark_ms=low if low is not None and low > 0 else None,
             state=list(state.values()), step_ms_p50=self.steps.percentile(0.5), step_ms_p99=self.steps.percentile(0.99),
-            cache_bytes=self.cache.used, ready=self.health.ready, blocks_fenced=sum(m.blocks_fenced for m in memos),
+            feedback=_feedback_counts(self.hosts), cache_bytes=self.cache.used, ready=self.health.ready, blocks_fenced=sum(m.blocks_fenced for m in memos),
         )  # fmt: skip
         self.health.observe(self.taken, lag)
         self.health.check()
+
+
+def _feedback_counts(hosts: Mapping[int, PartitionHost]) -> dict[str, int] | None:
+    """What feedback has done here; None where it is off."""
+    total: dict[str, int] = {}
+    for host in hosts.values():
+        if host.node.feedback is not None:
+            for name, count in host.node.feedback.counts().items():
+                total[name] = total.get(name, 0) + count
+    return total or None
 
 
 def _add_state(total: dict[str, dict[str, Any]], held: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from schemas import topics
-from schemas.block import Block, decode_block, encode_block
+from schemas.block import Block, decode_block, decode_header, encode_block
 from schemas.control import PlanPublished, decode_control, encode_control
 from schemas.errors import BlockError, StateError
 from schemas.mesh import Mesh
@@ -58,6 +58,8 @@ class PartitionHost:
         if entry.topic == topics.dead(self.mesh.name):
             return entry
         block = decode_block(entry.value)
+        if block.header.sender != self.node_id:
+            return entry  # feedback that is passed on as it came
         header = msgspec.structs.replace(block.header, incarnation=self.database.incarnation)
         return OutboxEntry(entry.topic, entry.partition, encode_block(Block(header, block.rows)))
 
@@ -68,9 +70,9 @@ class PartitionHost:
         plan = derive_plan(self.mesh, message)
         node = JoinNode(
             plan, self.node_id, self.partition, self.mesh.partitions, epoch=message.epoch,
-            incarnation=self.database.incarnation, stores=self.stores, memo=self.memo,
+            incarnation=self.database.incarnation, stores=self.stores, memo=self.memo, feedback=message.feedback == "on",
         )  # fmt: skip
-        node.restore(self.database.restore(node.windows))
+        node.restore(self.database.restore(node.windows), self.database.tables())
         return node
 
     def control(self, offset: int, data: bytes | None) -> None:
@@ -80,8 +82,7 @@ class PartitionHost:
         try:
             message = decode_control(data)
         except BlockError as error:
-            for key, entry in self.database.apply(Effects(), self.memo, [self._set_aside("control", offset, data, error)]):
-                self._transmit(key, entry)
+            self._finish(Effects(), [self._set_aside("control", offset, data, error)])
             return
         self.memo.offsets["control"] = offset + 1
         if message.query == self.query and message.epoch > self.published.epoch:
@@ -93,7 +94,24 @@ class PartitionHost:
         if offset < self.memo.offsets.get("in", 0):
             return  # fetched again after a rebalance
         begun = time.perf_counter()
-        effects, sends = self._step(offset, data)
+        self._finish(*self._step(offset, data))
+        self.steps.add((time.perf_counter() - begun) * 1000)
+
+    def relay(self, offset: int, data: bytes | None) -> None:
+        """Append a record of the feedback topic to the input topic: so all that a step depends on stands in one order, and a rebuild reads it again."""
+        if offset < self.memo.offsets.get("feedback", 0):
+            return
+        try:
+            decode_header(data)
+        except BlockError as error:
+            self._finish(Effects(), [self._set_aside("feedback", offset, data, error)])
+            return
+        assert data is not None
+        self.memo.offsets["feedback"] = offset + 1
+        self._finish(Effects(), [OutboxEntry(self._topic(self.node_id), self.partition, data)])
+
+    def _finish(self, effects: Effects, sends: list[OutboxEntry]) -> None:
+        """Durable first, then sent."""
         failpoint("node.before_batch")
         entries = self.database.apply(effects, self.memo, sends)
         failpoint("node.after_batch")
@@ -103,7 +121,6 @@ class PartitionHost:
             self._transmit(key, entry)
         if entries:
             failpoint("node.after_send")
-        self.steps.add((time.perf_counter() - begun) * 1000)
 
     def _step(self, offset: int, data: bytes) -> tuple[Effects, list[OutboxEntry]]:
         """What a record changes and what is to be sent for it: blocks, or its dead letter."""
@@ -111,20 +128,20 @@ class PartitionHost:
             effects = self.node.step(offset, decode_block(data))
         except BlockError as error:
             return Effects(), [self._set_aside("in", offset, data, error)]
-        return effects, [OutboxEntry(self._topic(s.target), s.partition, encode_block(s.block)) for s in effects.sends]
+        return effects, [OutboxEntry(self._topic(s.target, s.back), s.partition, encode_block(s.block)) for s in effects.sends]
 
     def _set_aside(self, kind: str, offset: int, data: bytes | None, error: BlockError) -> OutboxEntry:
         """A dead letter, durable with the offset that passes it over."""
         self.dead += 1
-        topic = topics.control(self.mesh.name) if kind == "control" else topics.node_in(self.mesh.name, self.query, self.node_id)
+        topic = topics.control(self.mesh.name) if kind == "control" else self._topic(self.node_id, kind == "feedback")
         log.error("record at offset %s of %s partition %s set aside: %s", offset, topic, self.partition, error)
         self.memo.offsets[kind] = offset + 1
         return OutboxEntry(topics.dead(self.mesh.name), self.partition, dead_letter(None, topic, self.partition, offset, str(error), data))
 
-    def _topic(self, target: str) -> str:
+    def _topic(self, target: str, back: bool = False) -> str:
         if target == "out":
             return topics.query_out(self.mesh.name, self.query)
-        return topics.node_in(self.mesh.name, self.query, target)
+        return (topics.node_feedback if back else topics.node_in)(self.mesh.name, self.query, target)
 
     def _transmit(self, key: bytes, entry: OutboxEntry) -> None:
         self.sender.send(entry.topic, entry.partition, entry.value, done=lambda: self.database.acknowledged(key))

@@ -23,6 +23,7 @@ from schemas.mesh import Mesh, Stream
 from schemas.topics import Topic
 
 REACH_TIMEOUT_S = 8.0
+METADATA_MS = 5_000
 _AT_LEAST = ("retention.ms", "message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "max.message.bytes")
 Progress = Callable[[str], None]
 
@@ -37,8 +38,11 @@ class Found:
 
 
 def client_config(mesh: Mesh, **settings: Any) -> dict[str, Any]:
-    """The mesh file's `kafka:` settings, with more of librdkafka's; `_` in a keyword stands for its `.` (but for the two spelt with it)."""
-    return {**mesh.kafka, **{key if key in ("log_level", "error_cb") else key.replace("_", "."): v for key, v in settings.items()}}
+    """The mesh file's `kafka:` settings, with more of librdkafka's; `_` in a keyword stands for its `.` (but for the two spelt with it).
+
+    Metadata is refreshed every few seconds: after a broker's restart a client may hold partitions without a leader and would ask again after minutes only.
+    """
+    return {"topic.metadata.refresh.interval.ms": METADATA_MS, **mesh.kafka, **{key if key in ("log_level", "error_cb") else key.replace("_", "."): v for key, v in settings.items()}}
 
 
 def admin(mesh: Mesh) -> AdminClient:

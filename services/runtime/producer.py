@@ -5,6 +5,7 @@ stops; what it had not been told is delivered is sent again when it starts (outb
 """
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from schemas.topics import MAX_RECORD_BYTES
 from services.runtime.kafka import client_config
 
 _logger = logging.getLogger("joinmesh.kafka")
+SILENT_MOST_S = 30.0
 _logger.addFilter(lambda record: "CONFWARN" not in record.getMessage())  # gapless is called experimental; we mean it
 
 
@@ -28,17 +30,21 @@ class Sender:
         self.producer = Producer(config, logger=_logger)
         self.failed: KafkaError | None = None
         self.unacknowledged = 0
+        self._moved = time.monotonic()  # when something was last delivered, or given after a time without
 
     def send(
         self, topic: str, partition: int, value: bytes, key: bytes | None = None, done: Callable[[], None] | None = None
     ) -> None:
         def delivered(error: KafkaError | None, _: Message) -> None:
             self.unacknowledged -= 1
+            self._moved = time.monotonic()
             if error is not None:
                 self.failed = error
             elif done is not None:
                 done()
 
+        if self.unacknowledged == 0:
+            self._moved = time.monotonic()
         self.unacknowledged += 1
         while True:
             try:
@@ -48,8 +54,10 @@ class Sender:
                 self.producer.poll(0.05)
 
     def check(self, wait_s: float = 0.0) -> None:
-        """Take deliveries; raise if one failed."""
+        """Take deliveries; raise if one failed, or if none comes any more: a new process has a new connection."""
         self.producer.poll(wait_s)
+        if self.unacknowledged and time.monotonic() - self._moved > SILENT_MOST_S:
+            raise MachineError(f"nothing was acknowledged by Kafka for {SILENT_MOST_S:.0f} s; starting again")
         if self.failed is not None:
             raise MachineError(f"a record could not be delivered: {self.failed.str()}; restarting sends it again")
 

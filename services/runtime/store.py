@@ -1,6 +1,6 @@
 """A join node partition's durable state: segments, memo, plan and outbox, changed by one atomic batch per step.
 
-Keys: `m` memo, `p` plan, `i` incarnation, `s` + side + id segment, `o` + number outbox entry.
+Keys: `m` memo, `p` plan, `i` incarnation, `s` + side + id segment, `t` + name table of feedback, `o` + number outbox entry.
 
 Invariant: what is stored is the state after some whole step, with every send of that step either in the outbox or already acknowledged.
 Memory holds a bounded number of bytes of segments; the rest is read back when a probe needs it. What holds the bytes is a `KeyValue`:
@@ -20,7 +20,7 @@ from topology.state import Run, Segment
 
 _encoder = msgspec.msgpack.Encoder()
 
-_MEMO, _PLAN, _INCARNATION = b"m", b"p", b"i"
+_MEMO, _PLAN, _INCARNATION, _TABLE = b"m", b"p", b"i", b"t"
 CACHE_BYTES = 256 << 20
 
 
@@ -108,6 +108,10 @@ class NodeStore:
             sides[side].append(Segment(id, meta.slice, meta.rows, meta.bytes, meta.min_start, meta.max_end, meta.max_start))
         return sides
 
+    def tables(self) -> dict[str, bytes]:
+        """What feedback keeps, by name."""
+        return {key[len(_TABLE) :].decode(): value for key, value in self.engine.scan(_TABLE)}
+
     def outbox(self) -> list[tuple[bytes, OutboxEntry]]:
         """What was made durable but perhaps not sent, in order."""
         waiting = [(key, msgspec.msgpack.decode(value, type=OutboxEntry)) for key, value in self.engine.scan(b"o")]
@@ -129,6 +133,7 @@ class NodeStore:
             )
             head = _encoder.encode(meta)
             puts.append((_segment_key(side, segment.id), len(head).to_bytes(2, "big") + head + encode_rows(run.rows).to_pybytes()))
+        puts += [(_TABLE + name.encode(), data) for name, data in effects.tables.items()]
         deletes = [_segment_key(side, id) for side, id in effects.drops]
         entries = []
         for send in sends:

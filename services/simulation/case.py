@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from schemas.control import PlanPublished
-from schemas.mesh import FieldType, Mesh, Stream
+from schemas.mesh import Feedback, FieldType, Mesh, Stream
 from services.runtime.control import plan_digest
 from topology.cql import parse_query
 from topology.oracle import Event, on_time, truth
@@ -36,6 +36,11 @@ class Case:
     late: set[str]  # stream:partition:offset
     dead: set[str]
 
+    @property
+    def talks(self) -> bool:
+        """Whether joins give feedback here; then records must come slowly enough for it to be heard."""
+        return self.published.feedback == "on" and len(self.plan.nodes) > 1
+
 
 def draw_case(rng: Random) -> Case:
     n = rng.choice((2, 2, 3, 3, 3, 4))
@@ -51,26 +56,31 @@ def draw_case(rng: Random) -> Case:
     query = parse_query("q", text, streams)
     tree = _random_tree(query, rng)
     plan = build_plan(query, tree)
-    mesh = Mesh("m", {"bootstrap.servers": "none"}, rng.choice((1, 2, 2, 3)), streams, {"q": text})
+    feedback: Feedback = "on" if rng.random() < 0.6 else "off"
+    partitions = rng.choice((1, 1, 2) if feedback == "on" else (1, 2, 2, 3))
+    mesh = Mesh("m", {"bootstrap.servers": "none"}, partitions, streams, {"q": text})
     counts = {name: rng.choice((1, 1, 2)) for name in streams}
-    published = PlanPublished("q", 1, text, tree_text(tree), plan_digest(mesh, plan), 0, counts)
-    records, events, dead = _draw_records(rng, streams, counts, scale)
+    published = PlanPublished("q", 1, text, tree_text(tree), plan_digest(mesh, plan), 0, counts, feedback)
+    records, events, dead = _draw_records(rng, streams, counts, scale, sparse=feedback == "on" and n > 2)
     late = {e.id for e in events} - {e.id for s in streams.values() for e in on_time(s, [e for e in events if e.stream == s.name])}
     return Case(mesh, plan, published, counts, records, truth(query, streams, events), late, dead)
 
 
 def _draw_records(
-    rng: Random, streams: Mapping[str, Stream], counts: Mapping[str, int], scale: int
+    rng: Random, streams: Mapping[str, Stream], counts: Mapping[str, int], scale: int, sparse: bool
 ) -> tuple[list[tuple[str, int, bytes | None]], list[Event], set[str]]:
-    names, few = list(streams), rng.choice((1, 2, 3))
+    names, few = list(streams), rng.choice((2, 3) if sparse else (1, 2, 3))
+    rare = rng.choice(names) if sparse else None  # what it has no partner for is suspended
     next_offset: dict[tuple[str, int], int] = {}
     records: list[tuple[str, int, bytes | None]] = []
     events: list[Event] = []
     dead: set[str] = set()
     time = 1_000 * scale
-    for _ in range(rng.randint(15, 20 + 10 * len(names))):
-        time += rng.choice((0, 1, 3, 10, 30)) * scale
+    for _ in range(rng.randint(40, 40 + 10 * len(names)) if sparse else rng.randint(15, 20 + 10 * len(names))):
+        time += rng.choice((0, 1, 2, 5) if sparse else (0, 1, 3, 10, 30)) * scale
         stream = rng.choice(names)
+        if stream == rare and rng.random() < 0.7:
+            continue
         partition = rng.randrange(counts[stream])
         offset = next_offset.get((stream, partition), 0)
         next_offset[stream, partition] = offset + 1
@@ -79,6 +89,8 @@ def _draw_records(
             dead.add(f"{stream}:{partition}:{offset}")
             continue
         values = {f: choices[-1] if rng.random() < 0.06 else rng.choice(choices[:few]) for f, choices in VALUES.items()}
+        if sparse and rng.random() < 0.9:
+            values |= {"k": rng.randrange(5), "s": "x" * rng.randrange(5)}
         values["ts"] = time - rng.choice((0, 0, 0, 2, 15, 60)) * scale
         records.append((stream, partition, json.dumps(values).encode()))
         events.append(Event(stream, partition, offset, values))

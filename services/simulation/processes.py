@@ -154,7 +154,8 @@ class NodeProcess(Process):
         store = NodeStore(disk, partition, Cache(world.cache_bytes), world.tick())
         self.host = PartitionHost(world.case.mesh, world.case.published, node, partition, store, self.sender, Durations())
         self.place = (topics.node_in("m", "q", node), partition)
-        self.at = self.host.next_offset("in") or 0
+        self.back = (topics.node_feedback("m", "q", node), partition)
+        self.at, self.at_back = self.host.next_offset("in") or 0, self.host.next_offset("feedback") or 0
         world.stats["resent from outbox"] += sum(len(q) for q in self.sender.queues.values())
 
     def _leaves(self, topic: str, partition: int, value: bytes) -> None:
@@ -166,8 +167,20 @@ class NodeProcess(Process):
     def step(self) -> None:
         if self.rng.random() < 0.02:
             self.at = max(0, self.at - self.rng.randint(1, 3))  # fetched again
+            self.at_back = max(0, self.at_back - self.rng.randint(0, 2))
+        if self.rng.random() < 0.3:
+            self._relay(self.rng.randint(1, 4))
+            return
         log = self.world.broker.log(self.place)
         self._take(log, self.rng.randint(1, 4))
+
+    def _relay(self, count: int) -> bool:
+        log, before = self.world.broker.log(self.back), self.at_back
+        while count > 0 and self.at_back < len(log):
+            self.at_back += 1
+            count -= 1
+            self.host.relay(self.at_back - 1, log[self.at_back - 1].value)
+        return self.at_back > before
 
     def _take(self, log: list[Any], count: int) -> None:
         while count > 0 and self.at < len(log):
@@ -177,8 +190,9 @@ class NodeProcess(Process):
 
     def finish(self) -> bool:
         log, before = self.world.broker.log(self.place), self.at
+        relayed = self._relay(1 << 30)
         self._take(log, len(log))
-        return self.at > before
+        return relayed or self.at > before
 
 
 class SinkProcess(Process):

@@ -64,7 +64,7 @@ class World:
         self.block_bytes = self.rng.choice((150, 600, MAX_BLOCK_BYTES))
         self.crash_rate = self.rng.choice((0.0, 0.005, 0.02, 0.06))  # at each failpoint passed
         self.fault_rate = self.rng.choice((0.01, 0.04, 0.1))  # before each action
-        self.delivery = self.rng.choice((0.03, 0.1, 0.33))  # share of actions: how long records are under way
+        self.delivery = self.rng.choice((0.1, 0.33, 0.5) if self.case.talks else (0.03, 0.1, 0.33))  # share of actions: how long records are under way
         self.running: Process | None = None
         self.calm = False
         self.coming = list(reversed(self.case.records))
@@ -86,7 +86,7 @@ class World:
 
     def run(self) -> None:
         with self.patched():
-            for _ in range(180 + 5 * len(self.case.records)):
+            for _ in range(180 + (14 if self.case.talks else 5) * len(self.case.records)):
                 self._act()
             self.drain()
         self.audit()
@@ -102,7 +102,8 @@ class World:
             return
         roll = rng.random()
         if roll < 0.12 and self.coming:
-            self.append(rng.randint(1, 5))
+            if not self.case.talks or rng.random() < 0.6:
+                self.append(1 if self.case.talks else rng.randint(1, 5))
         elif roll < 0.12 + self.delivery:
             self._deliver()
         elif roll < 0.22 + self.delivery:
@@ -301,6 +302,12 @@ class World:
                 memo = process.host.memo
                 self.stats["rows repeated"] += memo.rows_repeated
                 self.stats["blocks fenced"] += memo.blocks_fenced
+                if memo.feedback is not None:
+                    self.stats["values suspended"] += memo.feedback.values_suspended
+                    self.stats["values resumed"] += memo.feedback.values_resumed
+                    self.stats["pairs avoided"] += memo.feedback.pairs_avoided
+                    self.stats["rows diverted"] += memo.feedback.rows_diverted
+                    self.stats["pairs resumed"] += memo.feedback.pairs_resumed
 
     def audit(self) -> None:
         case = self.case

@@ -1,0 +1,96 @@
+"""With feedback, whatever the query, plan, partitions, sparse streams and interleaving: the results are the oracle's, each once.
+
+Cases are drawn so that much is suspended and resumed: few values, short windows, one or two sparse streams, nodes that hear feedback at once or late. A
+failing seed prints itself; `case(seed)` replays it.
+"""
+
+import random
+from collections import Counter
+
+import pytest
+
+from schemas.mesh import FieldType, Stream
+from tests.topology.test_mesh_equals_oracle import edges_of, random_tree
+from topology.cql import parse_query
+from topology.oracle import Event, truth
+from topology.plan import build_plan
+from topology.testing import TopologyDriver
+
+FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "ts": FieldType.TIMESTAMP}
+SEEDS, CHUNK = 400, 50
+COUNTED = ("pairs_avoided", "rows_diverted", "values_suspended", "values_resumed", "pairs_resumed")
+AT_LEAST = {"pairs_avoided": 2_000, "rows_diverted": 1_500, "values_suspended": 2_000, "values_resumed": 800, "pairs_resumed": 2_000}
+done: Counter[str] = Counter()
+
+
+def draw_text(rng: random.Random, n: int) -> str:
+    shape = rng.choice(["chain", "star", "cycle", "mixed"])
+    edges = edges_of(shape, n) if shape != "mixed" else [(rng.randrange(i), i) for i in range(1, n)]
+    where = []
+    for left, right in edges:
+        for field in rng.sample("kms", rng.choice([1, 1, 1, 2, 3])):
+            other = rng.choice("km") if field != "s" and rng.random() < 0.3 else field
+            where.append(f"a{left}.{field} = a{right}.{other}")
+    sources = ", ".join(f"r{i} [RANGE {rng.choice([10, 40, 100, 250])} MS] AS a{i}" for i in range(n))
+    return f"SELECT a0.ts AS t FROM {sources} WHERE {' AND '.join(where)}"
+
+
+def case(seed: int) -> Counter[str]:
+    rng, choice = random.Random(seed), random.Random(f"{seed} interleaving")
+    n = rng.choice([3, 3, 4, 4, 5])
+    names = [f"r{i}" for i in range(n)]
+    streams = {name: Stream(name, name, FIELDS, "ts", lateness_ms=rng.choice([0, 5, 30])) for name in names}
+    query = parse_query("q", draw_text(rng, n), streams)
+    plan = build_plan(query, random_tree(query, rng))
+    source_partitions, most, patience, burst = rng.choice([1, 2]), rng.choice([1, 3, 20]), rng.choice([0, 0.05, 0.3]), rng.choice([1, 5, 30])
+    driver = TopologyDriver(plan, streams, partitions=rng.choice([1, 2, 3]), source_partitions=source_partitions, feedback=True)
+    values, sparse = rng.choice([2, 3, 4, 6]), {name: rng.choice([0.6, 0.9]) for name in rng.sample(names, rng.choice([1, 1, 2]))}
+
+    def run(to_the_end: bool) -> None:
+        while ready := driver.ready():
+            inner = [actor for actor in ready if actor[0] != "ingest"]
+            if inner and choice.random() > patience:
+                ready = inner
+            driver.advance(ready[choice.randrange(len(ready))], 1 + choice.randrange(most))
+            if not to_the_end and choice.random() < 0.02:
+                return
+
+    time, events = 1_000, []
+    for i in range(rng.choice([20, 40]) * n):
+        time += rng.choice([0, 1, 1, 2, 6])
+        stream = rng.choice(names)
+        if rng.random() < sparse.get(stream, 0):
+            continue
+        row = {"k": rng.randrange(values), "m": rng.randrange(values), "s": "x" * rng.randrange(values), "ts": time - rng.choice([0, 0, 0, 3, 10])}
+        partition = rng.randrange(source_partitions)
+        events.append(Event(stream, partition, driver.produce(stream, partition, row), row))
+        if i % burst == 0:
+            run(to_the_end=False)
+    run(to_the_end=True)
+    found = {key: (value, at) for key, value, at in driver.results}
+    where = f"seed {seed}: {query.name} {plan.tree}"
+    wanted = truth(query, streams, events)
+    assert len(found) == len(driver.results), f"{where}: a result came twice"
+    assert found == wanted, f"{where}: {len(wanted.keys() - found.keys())} of {len(wanted)} are missing, {len(found.keys() - wanted.keys())} are too many"
+    counts: Counter[str] = Counter(results=len(found))
+    for node in driver.nodes.values():
+        memo = node.memo.feedback
+        assert memo is not None
+        assert memo.tickets == [[], []], f"{where}: a resume was never answered"
+        counts.update({name: getattr(memo, name) for name in COUNTED})
+    return counts
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_results_are_the_oracles(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        done.update(case(seed))
+        done["seeds"] += 1
+
+
+def test_feedback_really_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        print("\n  feedback: " + ", ".join(f"{what} {count:,}" for what, count in sorted(done.items())))
+    if done["seeds"] == SEEDS:
+        rare = {what: done[what] for what, least in AT_LEAST.items() if done[what] < least}
+        assert not rare, "too rare to prove anything"

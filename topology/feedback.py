@@ -1,0 +1,438 @@
+"""Just-in-time processing at one join node: as a consumer it says what it has no partner for, as a producer it leaves out what nobody wants.
+
+Follows JIT (Process_Input, Identify_MNS, Suspend_Production, Resume_Production, Propagate_Feedback) over asynchronous channels:
+
+- *arrive*: rows that match a suspended sub-tuple of the other side ask for it again, before anything else.
+- *detect*: rows without a partner are searched for minimal non-demanded sub-tuples, which are suspended at the producer.
+- *suspended*, *resumed*: a producer takes its consumer's word, passes it on to its own producers, and on resume makes what it owes. It answers
+  `resume-done` when its producers have answered too.
+- *expire*: what no consumer can want any more is forgotten at both ends (`release`).
+
+Invariant: results are those without feedback. Each pair is made once, at the first moment nobody has it suspended; a partner is kept until what it asked for
+has come (`hold`); a producer keeps what it may owe until its consumer's other side has passed it (`floor`).
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from schemas.block import Block, Header, Kind
+from schemas.errors import BlockError
+from schemas.rows import I64, U64, Mask, Rows
+from topology.demand import NO_PARTNER, NOT_WANTED, TOLD, Demand, Ticket
+from topology.expression import Column
+from topology.shapes import Shape, shape_hash, shapes_of
+from topology.state import Run
+from topology.subtuples import SHAPE, TICKET, TYPES, bits_of, entries_of, mask_of, pack, present, rows_with, unpack
+from topology.suspended import ENTRY, INTERVAL, Suspended, among
+
+if TYPE_CHECKING:
+    from topology.node import Effects, JoinNode
+
+ARRIVED = "#n"  # at which moment (offset of the input topic) a stored row came
+PARTITIONS_MOST = 64  # sets of partitions are words
+
+
+class FeedbackMemo(msgspec.Struct):
+    """What is remembered beside the tables."""
+
+    reached: dict[int, int] = msgspec.field(default_factory=dict)  # consumer partition -> watermark of its other side
+    tickets: list[list[Ticket]] = msgspec.field(default_factory=lambda: [[], []])
+    told: list[int] = msgspec.field(default_factory=lambda: [-(2**62), -(2**62)])  # watermark each producer was told
+    pairs_avoided: int = 0
+    rows_diverted: int = 0
+    values_suspended: int = 0
+    values_resumed: int = 0
+    pairs_resumed: int = 0
+
+
+class Feedback:
+    def __init__(self, join: "JoinNode", memo: FeedbackMemo) -> None:
+        self.join, self.memo = join, memo
+        shapes = shapes_of(join.plan)
+        self.suspended = Suspended.of(shapes.get(join.node.id, ()), join.partitions, memo.reached)
+        self.demands: list[Demand | None] = [
+            None if side.is_source else Demand(shapes[side.name], join.partitions, memo.tickets[i])
+            for i, side in enumerate(join.node.inputs)
+        ]
+        # Per side: which of our own shapes are passed on to its producer, and as which of its.
+        self._passed = [
+            {} if demand is None else {
+                i: k for i, table in enumerate(self.suspended.tables) for k, shape in enumerate(demand.shapes)
+                if shape.columns == table.shape.columns and table.shape.sides[side] and any(shape.sides)
+            }
+            for side, demand in enumerate(self.demands)
+        ]  # fmt: skip
+        self._consumer = join.node.target if join.node.target != "out" else None
+        self.changed: set[str] = set()
+
+    # -- what the node asks
+
+    @property
+    def hold(self) -> int:
+        """The clock stands still here while resumes are open."""
+        return min((t.hold for tickets in self.memo.tickets for t in tickets), default=2**62)
+
+    def horizon(self, side: int) -> int:
+        """Rows of a side that end before this are not needed."""
+        floor = self.suspended.floor
+        return min(self.join.memo.watermarks[1 - side], self.hold, 2**62 if floor is None else floor)
+
+    def probing(self, side: int, run: Run) -> Run:
+        """The rows that may make pairs at all; the others wait."""
+        waits = np.zeros(len(run), np.bool_)
+        for i, table in enumerate(self.suspended.tables):
+            if table.shape.sides[side] and len(table.active):
+                shown = shape_hash(run.rows, table.shape.names)
+                covered = table.covers(shown)
+                if covered.any():
+                    waits |= covered
+                    table.waits(shown[covered], run.ends[covered])
+                    self.changed.add(f"s{i}")
+        if not waits.any():
+            return run
+        self.memo.rows_diverted += int(waits.sum())
+        return run.take(np.flatnonzero(~waits))
+
+    def allowed(self, pairs: Rows, ends: I64) -> Mask:
+        """Which pairs nobody has suspended."""
+        keep = np.ones(len(pairs), np.bool_)
+        for i, table in enumerate(self.suspended.tables):
+            if len(table.active):
+                shown = shape_hash(pairs, table.shape.names)
+                covered = table.covers(shown)
+                if covered.any():
+                    keep &= ~covered
+                    table.waits(shown[covered], ends[covered])
+                    self.changed.add(f"s{i}")
+        self.memo.pairs_avoided += len(keep) - int(keep.sum())
+        return keep
+
+    # -- as a consumer
+
+    def arrive(self, side: int, run: Run, effects: "Effects") -> None:
+        """Ask again for what these rows are the first partners of."""
+        demand = self.demands[1 - side]
+        if demand is None or demand.is_empty:
+            return
+        asked = []
+        for i, shape in enumerate(demand.shapes):
+            if shape.opposite is not None and len(demand.tables[i]):
+                shown = np.unique(shape_hash(run.rows, tuple(map(str, shape.opposite))))
+                asked.append((i, shown))
+        # What our consumer asked for may need these too: it is answered when they have come.
+        pending = list(dict.fromkeys(a for tickets in self.memo.tickets for t in tickets for a in t.answers))
+        self._ask(1 - side, asked, NO_PARTNER, pending, effects)
+
+    def _ask(self, side: int, asked: list[tuple[int, U64]], why: int, answers: list[tuple[int, int]], effects: "Effects") -> bool:
+        """Resume values at a producer; whether a ticket was opened for it."""
+        demand = self.demands[side]
+        assert demand is not None
+        ticket = self.join.memo.sequence | side  # one a step and side; the low bits are not in use yet
+        ended = [(i, demand.stop(i, hashes, why, ticket)) for i, hashes in asked]
+        ended = [(i, e) for i, e in ended if len(e)]
+        if not ended:
+            return False
+        floor = self.suspended.floor
+        hold = min(self.join.watermark, 2**62 if floor is None else floor)
+        told = int(np.bitwise_or.reduce(np.concatenate([e["told"] for _, e in ended])))
+        demand.tickets.append(Ticket(ticket, told, hold, answers))
+        self.changed.add(f"d{side}")
+        self.memo.values_resumed += sum(len(e) for _, e in ended)
+        for p in bits_of(told):
+            entries = [(i, e["hash"][e["told"] & np.uint64(1 << p) != 0]) for i, e in ended]
+            self._tell(side, p, "resume", [(i, entries_of(h)) for i, h in entries if len(h)], ticket, effects)
+        return True
+
+    def detect(self, side: int, run: Run, sender_partition: int, effects: "Effects") -> None:
+        """Suspend the minimal sub-tuples of these rows that have no partner (Identify_MNS), and again what waits here anyway."""
+        demand, other = self.demands[side], self.join.states[1 - side]
+        if demand is None:
+            return
+        across = self.demands[1 - side]
+        found: list[tuple[set[Column], Mask]] = []  # sub-tuples without a partner, and the rows that show them
+        for i, shape in enumerate(demand.shapes):
+            if shape.opposite is None or (not shape.columns and any(True for _ in other.segments())):
+                continue
+            open_rows = np.ones(len(run), np.bool_)  # those of which no smaller part is found already
+            for columns, mask in found:
+                if columns <= set(shape.columns):
+                    open_rows &= ~mask
+            at = np.flatnonzero(open_rows)
+            if not at.size:
+                continue
+            shown = shape_hash(run.rows.take(at) if at.size < len(run) else run.rows, shape.names)
+            if shape.columns:
+                missing = ~present(other, tuple(map(str, shape.opposite)), shown)
+                at, shown = at[missing], shown[missing]
+            if at.size:
+                found.append((set(shape.columns), mask_of(len(run), at)))
+                _, first = np.unique(shown, return_index=True)
+                self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, across, None, effects)
+        for i, mine in self._passed[side].items():
+            table = self.suspended.tables[i]
+            if len(table.active):  # rows that came although our consumer does not want them: say it again
+                shown = shape_hash(run.rows, table.shape.names)
+                covered = table.covers(shown)
+                if covered.any():
+                    _, first = np.unique(shown[covered], return_index=True)
+                    rows = run.rows.take(np.flatnonzero(covered)[first])
+                    self._suspend(side, mine, rows, NOT_WANTED, None, sender_partition, effects)
+
+    def _suspend(
+        self, side: int, i: int, rows: Rows, why: int, across: Demand | None, only: int | None, effects: "Effects"
+    ) -> None:
+        """Tell the producer not to make these sub-tuples: one row of each, in order of their hashes."""
+        demand = self.demands[side]
+        assert demand is not None
+        shape = demand.shapes[i]
+        entries = entries_of(shape_hash(rows, shape.names))
+        if not any(shape.sides):
+            producer = self.join.plan.node(self.join.node.inputs[side].name)
+            for name, part in (("left", producer.left), ("right", producer.right)):
+                entries[name] = shape_hash(rows, tuple(str(c) for c in shape.columns if c.alias in part.aliases))
+        self._say(side, i, entries, why, across, only, effects)
+
+    def _say(
+        self, side: int, i: int, entries: npt.NDArray[Any], why: int, across: Demand | None, only: int | None, effects: "Effects"
+    ) -> None:
+        demand = self.demands[side]
+        assert demand is not None
+        if across is not None and i < len(across.shapes):
+            entries = entries[~across.is_open(i, entries["hash"])]  # rows of the other side are on their way: wait and see
+        if not len(entries):
+            return
+        shape, count = demand.shapes[i], self.join.partitions
+        if only is not None:
+            to = np.full(len(entries), 1 << only, np.uint64)
+        elif shape.targets is not None:
+            to = np.uint64(1) << (entries["hash"] % np.uint64(count))
+        else:
+            to = np.full(len(entries), (1 << count) - 1, np.uint64)
+        news = demand.say(i, np.ascontiguousarray(entries["hash"]), why, to)
+        if not news.any():
+            return
+        self.changed.add(f"d{side}")
+        self.memo.values_suspended += int((news != 0).sum())
+        for p in bits_of(int(np.bitwise_or.reduce(news))):
+            self._tell(side, p, "suspend", [(i, entries[news & np.uint64(1 << p) != 0])], 0, effects)
+
+    def answer(self, block: Block, side: int, effects: "Effects") -> None:
+        """A producer partition has sent what a ticket asked for, or has forgotten values."""
+        demand, header = self.demands[side], block.header
+        assert demand is not None
+        assert block.rows is not None
+        self.changed.add(f"d{side}")
+        if header.kind == "release":
+            for i, entries, _ in unpack(block.rows):
+                demand.released(i, np.unique(entries["hash"]), header.sender_partition)
+            return
+        for ticket in block.rows.ints(TICKET).tolist():
+            closed = demand.answered(ticket, header.sender_partition)
+            for answer in closed.answers if closed is not None else ():
+                if not any(answer in t.answers for tickets in self.memo.tickets for t in tickets):
+                    self._done(answer, effects)
+
+    def report(self, effects: "Effects") -> None:
+        """Tell producers that leave something out how far the other side is."""
+        for side, demand in enumerate(self.demands):
+            if demand is None:
+                continue
+            now = self._reached(side)
+            if now - self.memo.told[side] >= self.join.watermark_step and (told := demand.told_anyone()):
+                self.memo.told[side] = now
+                for p in bits_of(told):
+                    self._tell(side, p, "watermark", [], 0, effects)
+
+    def _reached(self, side: int) -> int:
+        """Rows of a side that end before this are not wanted: not here, nor further down."""
+        floor = self.suspended.floor
+        own = self.join.memo.watermarks[1 - side]
+        return own if floor is None else min(own, floor)
+
+    # -- as a producer
+
+    def hear(self, block: Block, now: int, effects: "Effects") -> Rows | None:
+        """Take a consumer partition's word; gives the pairs that are owed."""
+        header = block.header
+        self.memo.reached[header.sender_partition] = header.watermark
+        if header.kind == "suspend" and block.rows is not None:
+            for i, entries, _ in unpack(block.rows):
+                self._suspended(i, entries, header.sender_partition, now, effects)
+        elif header.kind == "resume" and block.rows is not None:
+            return self._resumed(block.rows, header.sender_partition, now, effects)
+        return None
+
+    def _suspended(self, i: int, entries: npt.NDArray[Any], voter: int, now: int, effects: "Effects") -> None:
+        table = self.suspended.tables[i]
+        begun = table.vote(entries, voter, now, self._latest())
+        self.changed.add(f"s{i}")
+        for side in (0, 1):
+            if i in self._passed[side] and len(begun):
+                self._say(side, self._passed[side][i], entries_of(begun), NOT_WANTED, None, None, effects)
+
+    def _resumed(self, rows: Rows, voter: int, now: int, effects: "Effects") -> Rows | None:
+        ticket, floor = int(rows.ints(TICKET)[0]), self.suspended.floor
+        ended = []
+        for i, entries, _ in unpack(rows):
+            table = self.suspended.tables[i]
+            ended.append((i, table, table.retract(np.unique(entries["hash"]), voter, now, self._latest())))
+            self.changed.add(f"s{i}")
+        waiting = False
+        for side, demand in enumerate(self.demands):
+            if demand is not None:
+                asked = [(self._passed[side][i], e["hash"].copy()) for i, _, e in ended if i in self._passed[side] and len(e)]
+                waiting |= self._ask(side, asked, NOT_WANTED, [(voter, ticket)], effects)
+        if waiting and floor is not None:  # the votes are gone, but rows that were kept for them are still needed
+            for tickets in self.memo.tickets:
+                for t in tickets:
+                    if (voter, ticket) in t.answers:
+                        t.hold = min(t.hold, floor)
+        if not waiting:
+            self._done((voter, ticket), effects)
+        owed = list(self._owed([(t, e) for _, t, e in ended if len(e)], now, -(2**62) if floor is None else floor))
+        self.memo.pairs_resumed += sum(map(len, owed))
+        return Rows.concat(owed) if owed else None
+
+    def _owed(self, ended: list[tuple[Any, npt.NDArray[Any]]], now: int, floor: int) -> Iterator[Rows]:
+        """Pairs that show an entry which just ended and that were never free before; of rows that a consumer may still want."""
+        earlier: list[tuple[Shape, U64]] = []
+        for table, entries in ended:
+            shape = table.shape
+            # A row of one side shows it, or only both together do. The empty sub-tuple: every left row.
+            lead = 0 if shape.sides[0] or not any(shape.sides) else 1
+            found = rows_with(self.join.states[lead], self._lead_names(shape, lead), np.unique(entries["hash"] if any(shape.sides) else entries["left"]))
+            if found is not None and int(found.ends.min()) < floor:
+                found = found.take(np.flatnonzero(found.ends >= floor))
+            if found is not None:
+                pairs, since = self.join.join_again(lead, found)
+                if pairs is not None:
+                    keep = among(shape_hash(pairs, shape.names), entries["hash"])
+                    for other, hashes in earlier:
+                        keep &= ~among(shape_hash(pairs, other.names), hashes)
+                    for t in self.suspended.tables:
+                        keep &= ~t.covers(shape_hash(pairs, t.shape.names))
+                    pairs, since = pairs.filter(keep), since[keep]
+                    shown = [shape_hash(pairs, t.shape.names) for t in self.suspended.tables]
+                    pairs = pairs.filter(self.suspended.never_free(shown, since, now))
+                    if len(pairs):
+                        yield pairs.select(self.join.carried)
+            earlier.append((shape, entries["hash"]))
+
+    def _lead_names(self, shape: Shape, lead: int) -> tuple[str, ...]:
+        if any(shape.sides):
+            return shape.names
+        return tuple(str(c) for c in shape.columns if c.alias in self.join.node.inputs[lead].aliases)
+
+    def expire(self, effects: "Effects") -> None:
+        """Forget what no row can matter to any more, and say so."""
+        floor = self.suspended.floor
+        horizon = min(*self.join.memo.watermarks, self.hold) if floor is None else min(floor, self.hold)
+        gone: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
+        for i, table in enumerate(self.suspended.tables):
+            if not len(table.entries) and not len(table.intervals):
+                continue
+            keep = np.zeros(len(table.entries), np.bool_)
+            for side, demand in enumerate(self.demands):
+                if demand is not None and i in self._passed[side] and len(keep):
+                    keep |= demand.is_told(self._passed[side][i], table.entries["hash"])
+            before = len(table.entries) + len(table.intervals)
+            found = table.forget(horizon, keep)
+            if len(table.entries) + len(table.intervals) < before:
+                self.changed.add(f"s{i}")
+            for p in bits_of(int(np.bitwise_or.reduce(found["votes"])) if len(found) else 0):
+                gone.setdefault(p, []).append((i, found[found["votes"] & np.uint64(1 << p) != 0]))
+        for p, entries in gone.items():
+            effects.sends.append(self.join.send_to(p, "release", pack(entries, 0)))
+
+    def _latest(self) -> int:
+        """The end of the longest-lived row that is stored."""
+        return max((s.max_end for state in self.join.states for s in state.segments()), default=-(2**62))
+
+    def _done(self, answer: tuple[int, int], effects: "Effects") -> None:
+        partition, ticket = answer
+        effects.answers.append((partition, pack([], ticket)))
+
+    def _tell(self, side: int, partition: int, kind: Kind, entries: list[tuple[int, Any]], ticket: int, effects: "Effects") -> None:
+        rows = pack(entries, ticket) if entries else None
+        effects.sends.append(self.join.send_back(side, partition, kind, self._reached(side), rows))
+
+    def counts(self) -> dict[str, int]:
+        """For reports: what is suspended here now, and what was done since the beginning."""
+        memo = self.memo
+        return {
+            "suspended_here": sum(len(t.active) for t in self.suspended.tables),
+            "suspended_above": sum(int((t["told"] != 0).sum()) for d in self.demands if d is not None for t in d.tables),
+            "rows_diverted": memo.rows_diverted, "pairs_avoided": memo.pairs_avoided, "pairs_resumed": memo.pairs_resumed,
+            "values_suspended": memo.values_suspended, "values_resumed": memo.values_resumed,
+        }  # fmt: skip
+
+    # -- admission and storage
+
+    def check(self, block: Block) -> None:
+        """Refuse what is no feedback for us."""
+        header, rows = block.header, block.rows
+        shapes: tuple[Shape, ...] | list[Shape]
+        if header.kind in ("release", "resume-done"):
+            demand = self.demands[header.side]
+            if demand is None or header.sender != self.join.node.inputs[header.side].name:
+                raise BlockError(f"{header.kind} of {header.sender!r}, which makes nothing for this side")
+            shapes = demand.shapes
+        else:
+            if header.sender != self._consumer:
+                raise BlockError(f"{header.kind} of {header.sender!r}, but {self._consumer or 'nobody'} takes what this node makes")
+            shapes = [t.shape for t in self.suspended.tables]
+        self.join.check_sender(header)
+        if rows is None:
+            if header.kind != "watermark":
+                raise BlockError(f"{header.kind} without values")
+            return
+        if header.kind == "watermark" or {n: getattr(c, "dtype", None) for n, c in rows.columns.items()} != TYPES or not len(rows):
+            raise BlockError(f"{header.kind} does not have the columns of feedback")
+        at = rows.ints(SHAPE)
+        if at.min() < -1 or at.max() >= len(shapes) or rows.ints(TICKET).min() < 0 or len(np.unique(rows[TICKET])) > 1:
+            raise BlockError(f"{header.kind} speaks of sub-tuples that this plan does not have")
+        if (at == -1).any() and header.kind != "resume-done":
+            raise BlockError(f"{header.kind} without values")
+        for i, entries, _ in unpack(rows):
+            if len(np.unique(entries["hash"])) < len(entries):
+                raise BlockError(f"{header.kind} names a value twice")
+            alone = shapes[i].authority and header.kind in ("suspend", "resume")
+            if alone and (entries["hash"] % np.uint64(self.join.partitions) != header.sender_partition).any():
+                raise BlockError(f"{header.kind} of values that belong to another partition")
+
+    def stored(self) -> dict[str, bytes]:
+        """The tables that changed, to be written with the step."""
+        found = {}
+        for name in sorted(self.changed):
+            number = int(name[1:])
+            if name[0] == "s":
+                table = self.suspended.tables[number]
+                found[name] = len(table.entries).to_bytes(8, "big") + table.entries.tobytes() + table.intervals.tobytes()
+            else:
+                demand = self.demands[number]
+                assert demand is not None
+                found[name] = msgspec.msgpack.encode([t.tobytes() for t in demand.tables])
+        self.changed.clear()
+        return found
+
+    def restore(self, stored: dict[str, bytes]) -> None:
+        for name, data in stored.items():
+            number = int(name[1:])
+            if name[0] == "s":
+                stop = 8 + int.from_bytes(data[:8], "big") * ENTRY.itemsize
+                self.suspended.tables[number].load(
+                    np.frombuffer(data[8:stop], ENTRY).copy(), np.frombuffer(data[stop:], INTERVAL).copy()
+                )
+            else:
+                demand = self.demands[number]
+                assert demand is not None
+                demand.tables = [np.frombuffer(t, TOLD).copy() for t in msgspec.msgpack.decode(data)]
+
+
+def is_feedback(header: Header, consumer: str) -> bool:
+    """Whether a block of an input topic is about demand, and not rows or their time."""
+    return header.kind in ("suspend", "resume", "release", "resume-done") or (header.kind == "watermark" and header.sender == consumer)

@@ -1,0 +1,89 @@
+"""Sub-tuples as they travel in a block, and as they are found in stored runs.
+
+A block about demand holds one row per sub-tuple: the number of its shape, the hash of its values, the hashes of its left and right part (type II), and
+the ticket of the resume it belongs to.
+
+Invariant: `unpack` gives back what `pack` was given, shape by shape and sorted by hash. Looking for sub-tuples costs a search per value in an index that
+is made once for each immutable run.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.rows import I64, U64, Mask, Rows
+from topology.shapes import shape_hash
+from topology.state import Run, WindowState, merge_runs
+from topology.suspended import ENTRY, among
+
+SHAPE, VALUE, LEFT, RIGHT, TICKET = "#s", "#h", "#l", "#r", "#t"
+TYPES = {SHAPE: np.int64, VALUE: np.uint64, LEFT: np.uint64, RIGHT: np.uint64, TICKET: np.int64}
+
+
+def entries_of(hashes: U64) -> npt.NDArray[Any]:
+    entries = np.zeros(len(hashes), ENTRY)
+    entries["hash"] = hashes
+    return entries
+
+
+def pack(parts: list[tuple[int, Any]], ticket: int) -> Rows:
+    """Sub-tuples as rows; without any, one row that carries the ticket alone."""
+    parts = parts or [(-1, entries_of(np.zeros(1, np.uint64)))]
+    shapes = np.concatenate([np.full(len(e), i, np.int64) for i, e in parts])
+    columns = {name: np.concatenate([e[field] for _, e in parts]) for name, field in ((VALUE, "hash"), (LEFT, "left"), (RIGHT, "right"))}
+    return Rows({SHAPE: shapes, **columns, TICKET: np.full(len(shapes), ticket, np.int64)})
+
+
+def unpack(rows: Rows) -> Iterator[tuple[int, npt.NDArray[Any], int]]:
+    """(shape, entries sorted by hash, ticket), shape by shape."""
+    at = rows.ints(SHAPE)
+    for i in np.unique(at).tolist():
+        if i >= 0:
+            mine = at == i
+            entries = entries_of(rows[VALUE][mine])
+            entries["left"], entries["right"] = rows[LEFT][mine], rows[RIGHT][mine]
+            yield i, np.sort(entries, order="hash"), int(rows.ints(TICKET)[0])
+
+
+def mask_of(length: int, at: I64) -> Mask:
+    mask = np.zeros(length, np.bool_)
+    mask[at] = True
+    return mask
+
+
+def bits_of(word: int) -> list[int]:
+    return [p for p in range(word.bit_length()) if word >> p & 1]
+
+
+def _indexed(run: Run, names: tuple[str, ...]) -> tuple[U64, I64]:
+    """A run's sub-tuples in order, and which row each is of; made once a run."""
+    found = run.indexes.get(names)
+    if found is None:
+        hashes = shape_hash(run.rows, names)
+        order = np.argsort(hashes, kind="stable")
+        found = run.indexes[names] = (hashes[order], order)
+    return found
+
+
+def present(state: WindowState, names: tuple[str, ...], hashes: U64) -> Mask:
+    """Which sub-tuples some stored row shows."""
+    found = np.zeros(len(hashes), np.bool_)
+    for segment in state.segments():
+        found |= among(hashes, _indexed(state.store.get(segment.id), names)[0])
+    return found
+
+
+def rows_with(state: WindowState, names: tuple[str, ...], hashes: U64) -> Run | None:
+    """The stored rows that show one of these sub-tuples."""
+    runs = []
+    for segment in state.segments():
+        run = state.store.get(segment.id)
+        shown, order = _indexed(run, names)
+        low, high = np.searchsorted(shown, hashes, "left"), np.searchsorted(shown, hashes, "right")
+        hits = np.flatnonzero(high > low)
+        if hits.size:
+            where = np.concatenate([order[low[k] : high[k]] for k in hits.tolist()])
+            runs.append(run.take(np.sort(where)))
+    return merge_runs(runs) if runs else None
