@@ -26,13 +26,26 @@ from topology.demand import NO_PARTNER, NOT_WANTED, TOLD, Demand, Ticket
 from topology.expression import Column
 from topology.shapes import Shape, shape_hash, shapes_of
 from topology.state import Run
-from topology.subtuples import SHAPE, TICKET, TYPES, bits_of, entries_of, mask_of, pack, present, rows_with, unpack
+from topology.subtuples import (
+    SHAPE,
+    TICKET,
+    TYPES,
+    bits_of,
+    entries_of,
+    indexed,
+    mask_of,
+    pack,
+    present,
+    rows_with,
+    unpack,
+)
 from topology.suspended import ENTRY, INTERVAL, Suspended, among
 
 if TYPE_CHECKING:
     from topology.node import Effects, JoinNode
 
 ARRIVED = "#n"  # at which moment (offset of the input topic) a stored row came
+_HIDDEN = ("hidden",)
 PARTITIONS_MOST = 64  # sets of partitions are words
 
 
@@ -96,6 +109,22 @@ class Feedback:
             return run
         self.memo.rows_diverted += int(waits.sum())
         return run.take(np.flatnonzero(~waits))
+
+    def hidden(self, side: int, run: Run) -> Mask | None:
+        """Which stored rows wait, so that no pair of theirs need be built; None if none does."""
+        mine = [t for t in self.suspended.tables if t.shape.sides[side] and len(t.active)]
+        if not mine:
+            return None
+        version = tuple(t.version for t in self.suspended.tables)
+        known = run.indexes.get(_HIDDEN)
+        if known is None or known[0] != version:
+            mask = np.zeros(len(run), np.bool_)
+            for table in mine:
+                shown, order = indexed(run, table.shape.names)
+                mask[order[table.covers(shown)]] = True
+            known = run.indexes[_HIDDEN] = (version, mask)
+        found: Mask = known[1]
+        return found
 
     def allowed(self, pairs: Rows, ends: I64) -> Mask:
         """Which pairs nobody has suspended."""

@@ -282,7 +282,12 @@ class JoinNode:
         if not len(probe):
             return None, _NO_MOMENTS
         for run in other.reachable(int(probe.starts.min()), int(probe.ends.max())):
+            waits = None if self.feedback is None or moments else self.feedback.hidden(1 - side, run)
             for i, j in matches(probe, run):
+                if waits is not None:
+                    free = ~waits[j]
+                    self.feedback.memo.pairs_avoided += len(i) - int(free.sum())  # type: ignore[union-attr]
+                    i, j = i[free], j[free]
                 probed.append(i)
                 stored.append(run.rows.select(carried).take(j))
                 if moments:

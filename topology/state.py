@@ -10,7 +10,7 @@ that ends less than one slice before the horizon. Cost of a step does not grow w
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Run:
     hashes: U64
     starts: I64
     ends: I64
-    indexes: dict[tuple[str, ...], tuple[U64, I64]] = field(default_factory=dict, compare=False, repr=False)  # by other columns
+    indexes: dict[tuple[str, ...], Any] = field(default_factory=dict, compare=False, repr=False)  # what feedback derives from it, once
 
     @staticmethod
     def of(rows: Rows, windows_ms: Mapping[str, int], *, presorted: bool = False) -> "Run":

@@ -57,9 +57,9 @@ def bits_of(word: int) -> list[int]:
     return [p for p in range(word.bit_length()) if word >> p & 1]
 
 
-def _indexed(run: Run, names: tuple[str, ...]) -> tuple[U64, I64]:
+def indexed(run: Run, names: tuple[str, ...]) -> tuple[U64, I64]:
     """A run's sub-tuples in order, and which row each is of; made once a run."""
-    found = run.indexes.get(names)
+    found: tuple[U64, I64] | None = run.indexes.get(names)
     if found is None:
         hashes = shape_hash(run.rows, names)
         order = np.argsort(hashes, kind="stable")
@@ -71,7 +71,7 @@ def present(state: WindowState, names: tuple[str, ...], hashes: U64) -> Mask:
     """Which sub-tuples some stored row shows."""
     found = np.zeros(len(hashes), np.bool_)
     for segment in state.segments():
-        found |= among(hashes, _indexed(state.store.get(segment.id), names)[0])
+        found |= among(hashes, indexed(state.store.get(segment.id), names)[0])
     return found
 
 
@@ -80,7 +80,7 @@ def rows_with(state: WindowState, names: tuple[str, ...], hashes: U64) -> Run | 
     runs = []
     for segment in state.segments():
         run = state.store.get(segment.id)
-        shown, order = _indexed(run, names)
+        shown, order = indexed(run, names)
         low, high = np.searchsorted(shown, hashes, "left"), np.searchsorted(shown, hashes, "right")
         hits = np.flatnonzero(high > low)
         if hits.size:

@@ -33,12 +33,14 @@ class ShapeTable:
     entries: Table = field(default_factory=lambda: np.empty(0, ENTRY))  # sorted by hash
     intervals: Table = field(default_factory=lambda: np.empty(0, INTERVAL))  # ended ones, sorted by hash and start
     active: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
+    version: int = 0  # grows with every change of what is active
 
     def load(self, entries: Table, intervals: Table) -> None:
         self.entries, self.intervals = entries, intervals
         self._index()
 
     def _index(self) -> None:
+        self.version += 1
         self.active = np.ascontiguousarray(self.entries["hash"][self.entries["since"] != _NEVER])
         self._hashes, starts = np.unique(self.intervals["hash"], return_inverse=True)
         self._moments = (starts.astype(np.int64) << _MOMENT_BITS) | self.intervals["start"]

@@ -92,7 +92,9 @@ class Ingest:
         log.info("reading %s", ", ".join(self.by_topic))
         commit_due = time.monotonic() + COMMIT_S
         progressed = False
+        self.health.watch()
         while not self.stopping:
+            self.health.beat()
             # After a round with work there is likely more at hand; after one without, wait for fetches or for others to catch up.
             self._fetch(0.0 if progressed else LINGER_S)
             progressed = self._round()
@@ -281,14 +283,15 @@ class Ingest:
         lag = 0
         for (topic, partition), backlog in self.backlogs.items():
             try:
-                _, high = self.consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
+                _, high = self.consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=2, cached=not self.health.quiet)
             except KafkaException:
                 continue
             reading = self.readers[self.by_topic[topic]].readings.get(partition)
-            if backlog.at_end and not len(backlog):
+            if backlog.at_end and not len(backlog) and not self.health.quiet:
                 continue
             if high >= 0 and reading is not None:
-                lag += max(1, high - reading.next)
+                # Offsets up to `fetched` are known, also those that hold no event (markers of transactions).
+                lag += max(0, high - max(reading.next, backlog.fetched)) if self.health.quiet else max(1, high - reading.next)
         watermarks = [
             min((r.watermark(p) for p in range(r.partitions)), default=NO_WATERMARK) for r in self.readers.values()
         ]

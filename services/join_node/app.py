@@ -250,7 +250,9 @@ class NodeWorker:
 
     async def _tend(self) -> None:
         """Take deliveries and write reports."""
+        self.health.watch()
         while not self.app.should_stop:
+            self.health.beat()
             await asyncio.sleep(0.05)
             try:
                 self.sender.check()

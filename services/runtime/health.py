@@ -6,7 +6,9 @@ clear line, so that it is started again from what is stored. Ready: its partitio
 Invariant: being slow is not being stuck: any step counts. `GET /live` and `GET /ready` answer 200 or 503 with a sentence, and nothing else is served.
 """
 
+import faulthandler
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from schemas.errors import MachineError
 
-LIMIT_S = float(os.environ.get("JOINMESH_STUCK_S", "60"))
+LIMIT_S = float(os.environ.get("JOINMESH_STUCK_S", "30"))
+
+QUIET_S = 5.0
 
 
 class Health:
@@ -22,14 +26,43 @@ class Health:
         self.limit_s, self.clock = limit_s, clock
         self.ready = False
         self._steps = -1
-        self._moved = clock()
+        self._moved = self._stepped = clock()
         self._lag = 0
+        self._beats = 0
 
     def observe(self, steps: int, lag: int) -> None:
         """Called now and then with the count of steps so far and how much there is to read."""
+        if steps != self._steps:
+            self._stepped = self.clock()
         if steps != self._steps or lag == 0:
             self._steps, self._moved = steps, self.clock()
         self._lag = lag
+
+    @property
+    def quiet(self) -> bool:
+        """No step for a while; then ask the broker how much there is to read: a client that was put out does not know it."""
+        return self.clock() - self._stepped > QUIET_S
+
+    def beat(self) -> None:
+        """Called each time round the service's loop."""
+        self._beats += 1
+
+    def watch(self) -> None:
+        """From now on, end the process if its loop does not come round any more: a call that never returns is not seen from within the loop.
+
+        Seconds are counted, not read from a clock, so that a process that was stopped and goes on is not taken for a stuck one.
+        """
+
+        def wait() -> None:
+            silent, last = 0, self._beats
+            while silent < self.limit_s:
+                time.sleep(1)
+                silent, last = (silent + 1 if self._beats == last else 0), self._beats
+            print(f"joinmesh: the service's loop has not moved for {silent} s; ending, to be started again. It is in:", file=sys.stderr, flush=True)
+            faulthandler.dump_traceback(sys.stderr)
+            os._exit(1)
+
+        threading.Thread(target=wait, daemon=True).start()
 
     @property
     def stuck_s(self) -> float:

@@ -86,7 +86,9 @@ class Sink:
         self.producer.init_transactions(60)
         self.consumer.subscribe([self.source], on_assign=self._assigned, on_revoke=self._revoked, on_lost=end_when_lost("sink"))
         log.info("writing %s", self.results_topic)
+        self.health.watch()
         while not self.stopping:
+            self.health.beat()
             self._take(self.consumer.consume(64, LINGER_S))
             if self.pending >= TRANSACTION_RESULTS:
                 self._close_transaction()
@@ -199,7 +201,7 @@ class Sink:
         lag = 0
         for partition, next in self.next.items():
             try:
-                _, high = self.consumer.get_watermark_offsets(TopicPartition(self.source, partition), cached=True)
+                _, high = self.consumer.get_watermark_offsets(TopicPartition(self.source, partition), timeout=2, cached=not self.health.quiet)
             except KafkaException:
                 continue
             lag += max(0, high - next)

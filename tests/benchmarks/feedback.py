@@ -1,0 +1,118 @@
+"""What feedback saves on a real mesh: a four-way join whose last stream is sparse, from Kafka to Kafka, off and on.
+
+Three streams of equal rate join into many composites; the fourth has a partner for about 1 % of them. Both runs read the same events from the same topics, and
+their results are compared. Event time runs slowly beside the processing, as in a live mesh: a window takes seconds of real time.
+
+    python -m tests.benchmarks.feedback
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Producer
+
+from schemas.mesh import Mesh, parse_mesh
+from services.broker import LocalBroker
+from services.runtime.kafka import Topic, ensure_topics
+from tests.benchmarks.__main__ import Meter, committed, first_event, running, wait_for_results
+
+PARTITIONS = 4
+MESH = """
+mesh: {name}
+kafka: {{bootstrap: "{bootstrap}"}}
+partitions: 4
+streams:
+  a: {{topic: sparse-a, event_time: ts, lateness: 1s, fields: {{k: int64, m: int64, z: int64, ts: timestamp}}}}
+  b: {{topic: sparse-b, event_time: ts, lateness: 1s, fields: {{k: int64, ts: timestamp}}}}
+  c: {{topic: sparse-c, event_time: ts, lateness: 1s, fields: {{m: int64, ts: timestamp}}}}
+  d: {{topic: sparse-d, event_time: ts, lateness: 1s, fields: {{z: int64, ts: timestamp}}}}
+queries:
+  four: |
+    SELECT a.k, a.z FROM a [RANGE {window} SECONDS], b [RANGE {window} SECONDS], c [RANGE {window} SECONDS], d [RANGE {window} SECONDS]
+    WHERE a.k = b.k AND a.m = c.m AND a.z = d.z
+plans: {{four: "(((a b) c) d)"}}
+feedback: {{four: {feedback}}}
+"""
+VALUES = 1_000  # of a.z; ten of them have a partner at any time
+
+
+def load(bootstrap: str, per_stream: int, window_ms: int, fan_out: int) -> tuple[int, int]:
+    """Write the events, a, b and c at one a millisecond each; gives their number and that of the results."""
+    names = Mesh(name="sparse", kafka={"bootstrap.servers": bootstrap}, partitions=PARTITIONS, streams={}, queries={})
+    ensure_topics(names, [Topic(f"sparse-{s}", PARTITIONS) for s in "abcd"], lambda _: None)
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 2_000_000})
+    rng = np.random.default_rng(1)
+    keys = 2 * window_ms // fan_out  # a row meets those of a window before and of one after it
+    k, m, z = rng.integers(0, keys, (2, per_stream)), rng.integers(0, keys, (2, per_stream)), rng.integers(0, VALUES, (2, per_stream))
+    every, count = 2 * window_ms // (VALUES // 100), 0
+    sparse: list[int] = []
+    for i in range(per_stream):
+        ts = 1_700_000_000_000 + i
+        values = {
+            "a": b'{"k":%d,"m":%d,"z":%d,"ts":%d}' % (k[0, i], m[0, i], z[0, i], ts), "b": b'{"k":%d,"ts":%d}' % (k[1, i], ts),
+            "c": b'{"m":%d,"ts":%d}' % (m[1, i], ts),
+        }  # fmt: skip
+        if i % every == every // 2 or i >= per_stream - PARTITIONS:  # and one in each partition at the end, so that time passes there too
+            sparse.append(i)
+            values["d"] = b'{"z":%d,"ts":%d}' % (z[1, i], ts)
+        for stream, value in values.items():
+            producer.produce(f"sparse-{stream}", value, partition=i % PARTITIONS)
+            count += 1
+        if i % 1000 == 0:
+            producer.poll(0)
+    producer.flush()
+    return count, sum(_results(i, int(z[1, i]), k, m, z[0], window_ms) for i in sparse)
+
+
+def _results(at: int, value: int, k: Any, m: Any, z: Any, window: int) -> int:
+    """The join, by hand, for one row of d: all four within a window."""
+    near = slice(max(0, at - window), at + window + 1)
+    total = 0
+    for a in (np.flatnonzero(z[near] == value) + near.start).tolist():
+        low, high = max(0, max(a, at) - window), min(a, at) + window
+        b = np.flatnonzero(k[1, low : high + 1] == k[0, a]) + low
+        c = np.flatnonzero(m[1, low : high + 1] == m[0, a]) + low
+        total += int((np.abs(b[:, None] - c[None, :]) <= window).sum())
+    return total
+
+
+def measure(bootstrap: str, home: Path, feedback: str, count: int, expected: int, window_s: int) -> dict[str, Any]:
+    file = home / f"{feedback}.yaml"
+    file.write_text(MESH.format(name=f"sparse{feedback}", bootstrap=bootstrap, window=window_s, feedback=feedback))
+    with running(parse_mesh(file.read_text(), str(file)), file, home / feedback) as (processes, _):
+        meter = Meter(processes)
+        begin = first_event(bootstrap, f"sparse{feedback}")
+        end = wait_for_results(bootstrap, f"sparse{feedback}.four.results", expected, 900)
+        meter.stop()
+    return {
+        "events/s": round(count / (end - begin)), "seconds": round(end - begin, 1), "CPU s": round(meter.cpu(begin, end), 1), "peak memory MB": round(meter.peak_mb()),
+        "results": committed(bootstrap, f"sparse{feedback}.four.results"),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.feedback", description=__doc__)
+    parser.add_argument("--events", type=int, default=60_000, help="of each of the three full streams (default: %(default)s)")
+    parser.add_argument("--window", type=int, default=20, help="seconds, of all streams (default: %(default)s)")
+    parser.add_argument("--fan-out", type=int, default=10, help="partners of a row in the next stream (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="joinmesh-bench-") as folder, LocalBroker(Path(folder) / "broker", tied=True, progress=print) as broker:
+        count, expected = load(broker.bootstrap, args.events, args.window * 1000, args.fan_out)
+        figures = {feedback: measure(broker.bootstrap, Path(folder), feedback, count, expected, args.window) for feedback in ("off", "on")}
+    for feedback, row in figures.items():
+        print(f"feedback {feedback:4}" + "".join(f"{name} {value:,}  " for name, value in row.items()))
+    print(f"ratio of throughput: {figures['on']['events/s'] / figures['off']['events/s']:.2f}")
+    if any(row["results"] != expected for row in figures.values()):
+        raise SystemExit(f"the truth is {expected:,} results")
+    if args.json:
+        args.json.write_text(json.dumps({"at": time.time(), **figures}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
