@@ -94,11 +94,10 @@ def disk_full(world: World, _: random.Random, __: int) -> str:
     ballast = folder / "ballast"
     log = world.data / "logs" / "four.j2.log"
     before = log.read_text(errors="replace").count("the disk is full") if log.exists() else 0
-    with ballast.open("wb") as file:
+    with ballast.open("wb", buffering=0) as file:  # or closing it would write, and fail, again
         try:
             while True:
                 file.write(b"\0" * 65536)
-                file.flush()
         except OSError:
             pass
     deadline, said = time.monotonic() + 60, False
