@@ -58,8 +58,8 @@ class Health:
             while silent < self.limit_s:
                 time.sleep(1)
                 silent, last = (silent + 1 if self._beats == last else 0), self._beats
-            print(f"joinmesh: the service's loop has not moved for {silent} s; ending, to be started again. It is in:", file=sys.stderr, flush=True)
             faulthandler.dump_traceback(sys.stderr)
+            print(f"joinmesh: the service's loop has not moved for {silent} s (it is where the lines above say); starting again", file=sys.stderr, flush=True)
             os._exit(1)
 
         threading.Thread(target=wait, daemon=True).start()

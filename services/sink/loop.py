@@ -189,6 +189,7 @@ class Sink:
             TopicPartition(self.source, p, next, msgspec.json.encode(Seen(self.filters[p].last)).decode())
             for p, next in self.next.items()
         ]
+        # May hang for longer than it is told when the broker was restarted; `Health.watch` ends the process then.
         self.producer.send_offsets_to_transaction(offsets, self.consumer.consumer_group_metadata(), TRANSACTION_PATIENCE_S)
         failpoint("sink.before_commit")
         self.producer.commit_transaction(TRANSACTION_PATIENCE_S)

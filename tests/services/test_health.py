@@ -36,7 +36,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 def test_a_loop_that_stands_still_ends_its_process() -> None:
     done = run("import time\nfrom services.runtime.health import Health\nh = Health(limit_s=1)\nh.watch()\ndef stuck(): time.sleep(20)\nstuck()")
     assert done.returncode == 1
-    assert done.stderr.startswith("joinmesh: the service's loop has not moved for 1 s; ending, to be started again. It is in:")
+    assert done.stderr.endswith("joinmesh: the service's loop has not moved for 1 s (it is where the lines above say); starting again\n")
     assert " in stuck" in done.stderr
 
 
