@@ -50,7 +50,7 @@ chaos: sync ## the long fault runs, each audited: kills, points of the step, bro
 	$(BIN)/joinmesh chaos --seed 3 --events 60000 --rate 600 --faults none --failpoints ingest.after_send:9,sink.after_send:9
 	$(BIN)/joinmesh chaos --seed 3 --events 60000 --rate 600 --faults none --failpoints ingest.before_commit:3,sink.before_commit:9
 	$(BIN)/joinmesh chaos --seed 3 --events 60000 --rate 600 --faults none --failpoints ingest.after_commit:3,sink.after_commit:9
-	$(BIN)/joinmesh chaos --seed 4 --events 100000 --rate 500 --faults broker-kill:5,broker-restart:5
+	$(BIN)/joinmesh chaos --seed 4 --events 140000 --rate 500 --faults broker-kill:5,broker-restart:5
 	$(BIN)/joinmesh chaos --seed 5 --events 100000 --rate 400 --faults pause:10
 	$(BIN)/joinmesh chaos --seed 6 --events 60000 --rate 400 --faults workers:5,wipe:3
 	$(BIN)/joinmesh chaos --seed 7 --events 60000 --rate 600 --faults disk-full:3
