@@ -224,6 +224,8 @@ def _last_lines(text: str, count: int = 3) -> str:
 
 
 def _properties(port: int, controller: int, data: Path) -> str:
+    # No controlled shutdown: there is no other broker to hand over to, and while this one gives up its partitions it may report a
+    # transaction as complete whose markers it no longer writes.
     return f"""process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@{HOST}:{controller}
@@ -243,4 +245,5 @@ share.coordinator.state.topic.min.isr=1
 min.insync.replicas=1
 default.replication.factor=1
 group.initial.rebalance.delay.ms=0
+controlled.shutdown.enable=false
 """

@@ -110,7 +110,7 @@ def disk_full(world: World, _: random.Random, __: int) -> str:
     return "four.j2"
 
 
-def mount_state(world: World, megabytes: int = 48) -> None:
+def mount_state(world: World, megabytes: int = 320) -> None:
     """A small tmpfs under the state of j2; needs root."""
     folder = world.data / "four" / "j2"
     folder.mkdir(parents=True, exist_ok=True)

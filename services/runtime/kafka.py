@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ClusterMetadata,
@@ -161,12 +161,23 @@ def topic_offsets(mesh: Mesh, partitions: Mapping[str, int]) -> dict[str, list[t
     return {t: [(low[t, p], high[t, p]) for p in range(count)] for t, count in partitions.items()}
 
 
-def _list_offsets(mesh: Mesh, client: AdminClient, wanted: dict[TopicPartition, Any], patience_s: float = 15) -> dict[tuple[str, int], int]:
+def left_open(mesh: Mesh, topic: str, partitions: int) -> list[int]:
+    """Partitions whose end is behind an open transaction: its records are there, and `read_committed` readers wait before them."""
+    client, spec = admin(mesh), cast(Any, OffsetSpec)
+    places = {TopicPartition(topic, p): spec.latest() for p in range(partitions)}
+    end = _list_offsets(mesh, client, places)
+    stable = _list_offsets(mesh, client, places, isolation_level=IsolationLevel.READ_COMMITTED)
+    return [p for p in range(partitions) if stable[topic, p] < end[topic, p]]
+
+
+def _list_offsets(
+    mesh: Mesh, client: AdminClient, wanted: dict[TopicPartition, Any], patience_s: float = 15, **settings: Any
+) -> dict[tuple[str, int], int]:
     """Asks again while a new topic's leaders are still being told of it."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            answers = {place: future.result() for place, future in client.list_offsets(wanted, request_timeout=10).items()}
+            answers = {place: future.result() for place, future in client.list_offsets(wanted, request_timeout=10, **settings).items()}
             return {(place.topic, place.partition): int(answer.offset) for place, answer in answers.items()}
         except KafkaException as error:
             if time.monotonic() > deadline:  # leaders, epochs, connections: what is wrong a moment after a change is right soon

@@ -23,7 +23,7 @@ from services.runtime.control import wait_for_plans
 from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
 from services.runtime.health import Health
-from services.runtime.kafka import client_config
+from services.runtime.kafka import client_config, left_open
 from services.runtime.report import Durations, Reporter
 from services.runtime.service import Arguments, end_when_fatal, end_when_lost
 from topology.admission import Admission
@@ -54,7 +54,7 @@ def serve(arguments: Arguments) -> None:
     ))  # fmt: skip
     consumer = Consumer(client_config(
         mesh, group_id=f"{mesh.name}.{query}.sink", group_instance_id=name, enable_auto_commit=False, auto_offset_reset="error",
-        session_timeout_ms=10_000, fetch_wait_max_ms=10, fetch_min_bytes=32 << 10, isolation_level="read_uncommitted",
+        session_timeout_ms=10_000, fetch_wait_max_ms=10, fetch_min_bytes=32 << 10, isolation_level="read_committed",
         fetch_message_max_bytes=4 << 20, queued_max_messages_kbytes=64 << 10, queued_min_messages=1000, fetch_queue_backoff_ms=5,
         error_cb=end_when_fatal("sink"),
     ))  # fmt: skip
@@ -84,6 +84,7 @@ class Sink:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._stop)
         self.producer.init_transactions(60)
+        self._clear()
         self.consumer.subscribe([self.source], on_assign=self._assigned, on_revoke=self._revoked, on_lost=end_when_lost("sink"))
         log.info("writing %s", self.results_topic)
         self.health.watch()
@@ -101,6 +102,26 @@ class Sink:
         self._report()
         self.consumer.close()
         log.info("stopped after %s results", f"{self.counts['rows_out']:,}")
+
+    def _clear(self) -> None:
+        """End for good what an earlier transaction of this sink may have left open.
+
+        A broker that is stopped at the wrong moment may take a transaction for complete without its markers in the log. The next commit would then commit
+        its records too, after they were read and written again. An empty transaction over the same partitions, aborted, ends all of it together:
+        results and offsets alike, so they are read and written again, once.
+        """
+        self.producer.begin_transaction()
+        for partition in left_open(self.mesh, self.results_topic, self.mesh.partitions):
+            log.warning("%s partition %s holds records of a transaction that was never ended; ending it", self.results_topic, partition)
+            self.producer.produce(self.results_topic, b"", partition=partition)
+        try:
+            self.producer.flush(TRANSACTION_PATIENCE_S)
+            self.producer.send_offsets_to_transaction(
+                [TopicPartition(self.source, 0, 0)], self.consumer.consumer_group_metadata(), TRANSACTION_PATIENCE_S
+            )
+        except KafkaException as error:  # refused, because the group still has the member that died; that the group takes part is enough
+            log.debug("clearing: %s", error)
+        self.producer.abort_transaction(TRANSACTION_PATIENCE_S)
 
     def _stop(self, *_: Any) -> None:
         self.stopping = True

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import Producer
 
 from schemas import topics
 from schemas.errors import MachineError, TopicError
 from schemas.mesh import Mesh
-from services.runtime.kafka import describe_topics, ensure_topics, source_partitions, topic_offsets
+from services.runtime.kafka import Topic, describe_topics, ensure_topics, left_open, source_partitions, topic_offsets
 from services.runtime.queries import keep_ms, parse_queries, services_of, topics_of
 
 CreateTopics = Callable[..., None]
@@ -69,3 +70,18 @@ def test_services_and_retention_follow_from_the_queries(shop: Mesh) -> None:
     queries = parse_queries(shop)
     assert keep_ms(shop, queries) == 63_000
     assert [service.name for service in services_of(queries)] == ["controller", "ingest", "paid_orders.j1", "paid_orders.j2", "paid_orders.sink"]
+
+
+def test_an_open_transaction_is_seen(bootstrap: str, mesh_name: str) -> None:
+    mesh = Mesh(mesh_name, {"bootstrap.servers": bootstrap}, 2, {}, {})
+    topic = f"{mesh_name}.results"
+    ensure_topics(mesh, [Topic(topic, 2)], lambda _: None)
+    assert left_open(mesh, topic, 2) == []
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": mesh_name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"x", partition=1)
+    producer.flush(30)
+    assert left_open(mesh, topic, 2) == [1]
+    producer.abort_transaction(30)
+    assert left_open(mesh, topic, 2) == []
