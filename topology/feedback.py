@@ -9,7 +9,7 @@ Follows JIT (Process_Input, Identify_MNS, Suspend_Production, Resume_Production,
 - *expire*: what no consumer can want any more is forgotten at both ends (`release`).
 
 Invariant: results are those without feedback. Each pair is made once, at the first moment nobody has it suspended; a partner is kept until what it asked for
-has come (`hold`); a producer keeps what it may owe until its consumer's other side has passed it (`floor`).
+has come (`hold`); a producer keeps what it may owe until its consumer's other side has passed it (`kept_from`).
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from schemas.block import Block, Header, Kind
+from schemas.block import NO_WATERMARK, Block, Header, Kind
 from schemas.errors import BlockError
 from schemas.rows import I64, U64, Mask, Rows
+from topology.admission import check_node_header
 from topology.demand import NO_PARTNER, NOT_WANTED, TOLD, Demand, Ticket
 from topology.expression import Column
 from topology.shapes import Shape, shape_hash, shapes_of
@@ -39,7 +40,7 @@ from topology.subtuples import (
     rows_with,
     unpack,
 )
-from topology.suspended import ENTRY, INTERVAL, Suspended, among
+from topology.suspended import ENTRY, INTERVAL, NOTHING_KEPT, Suspended, among
 
 if TYPE_CHECKING:
     from topology.node import Effects, JoinNode
@@ -54,7 +55,7 @@ class FeedbackMemo(msgspec.Struct):
 
     reached: dict[int, int] = msgspec.field(default_factory=dict)  # consumer partition -> watermark of its other side
     tickets: list[list[Ticket]] = msgspec.field(default_factory=lambda: [[], []])
-    told: list[int] = msgspec.field(default_factory=lambda: [-(2**62), -(2**62)])  # watermark each producer was told
+    told: list[int] = msgspec.field(default_factory=lambda: [NO_WATERMARK, NO_WATERMARK])  # watermark each producer was told
     pairs_avoided: int = 0
     rows_diverted: int = 0
     values_suspended: int = 0
@@ -81,8 +82,17 @@ class Feedback:
         ]  # fmt: skip
         self._consumer = join.node.target if join.node.target != "out" else None
         self.changed: set[str] = set()
+        self._done: list[tuple[int, int]] = []  # (consumer partition, its ticket) to be answered behind the rows of this step
 
     # -- what the node asks
+
+    def finish(self, effects: "Effects") -> None:
+        """The end of a step, behind its rows: what is forgotten, how far we are, which resumes are done."""
+        self._expire(effects)
+        self._report(effects)
+        effects.sends += [self.join.send_to(partition, "resume-done", pack([], ticket)) for partition, ticket in self._done]
+        self._done.clear()
+        effects.tables = self.stored()
 
     @property
     def hold(self) -> int:
@@ -91,8 +101,7 @@ class Feedback:
 
     def horizon(self, side: int) -> int:
         """Rows of a side that end before this are not needed."""
-        floor = self.suspended.floor
-        return min(self.join.memo.watermarks[1 - side], self.hold, 2**62 if floor is None else floor)
+        return min(self._reached(side), self.hold)
 
     def probing(self, side: int, run: Run) -> Run:
         """The rows that may make pairs at all; the others wait."""
@@ -154,10 +163,12 @@ class Feedback:
                 asked.append((i, shown))
         # What our consumer asked for may need these too: it is answered when they have come.
         pending = list(dict.fromkeys(a for tickets in self.memo.tickets for t in tickets for a in t.answers))
-        self._ask(1 - side, asked, NO_PARTNER, pending, effects)
+        self._ask(1 - side, asked, NO_PARTNER, pending, self.suspended.kept_from, effects)
 
-    def _ask(self, side: int, asked: list[tuple[int, U64]], why: int, answers: list[tuple[int, int]], effects: "Effects") -> bool:
-        """Resume values at a producer; whether a ticket was opened for it."""
+    def _ask(
+        self, side: int, asked: list[tuple[int, U64]], why: int, answers: list[tuple[int, int]], kept_from: int, effects: "Effects"
+    ) -> bool:
+        """Resume values at a producer, and keep what `kept_from` kept until they have come; whether a ticket was opened for it."""
         demand = self.demands[side]
         assert demand is not None
         ticket = self.join.memo.sequence | side  # one a step and side; the low bits are not in use yet
@@ -165,10 +176,8 @@ class Feedback:
         ended = [(i, e) for i, e in ended if len(e)]
         if not ended:
             return False
-        floor = self.suspended.floor
-        hold = min(self.join.watermark, 2**62 if floor is None else floor)
         told = int(np.bitwise_or.reduce(np.concatenate([e["told"] for _, e in ended])))
-        demand.tickets.append(Ticket(ticket, told, hold, answers))
+        demand.tickets.append(Ticket(ticket, told, min(self.join.watermark, kept_from), answers))
         self.changed.add(f"d{side}")
         self.memo.values_resumed += sum(len(e) for _, e in ended)
         for p in bits_of(told):
@@ -249,23 +258,24 @@ class Feedback:
         for p in bits_of(int(np.bitwise_or.reduce(news))):
             self._tell(side, p, "suspend", [(i, entries[news & np.uint64(1 << p) != 0])], 0, effects)
 
-    def answer(self, block: Block, side: int, effects: "Effects") -> None:
+    def _answered(self, block: Block) -> None:
         """A producer partition has sent what a ticket asked for, or has forgotten values."""
-        demand, header = self.demands[side], block.header
+        header = block.header
+        demand = self.demands[header.side]
         assert demand is not None
         assert block.rows is not None
-        self.changed.add(f"d{side}")
+        self.changed.add(f"d{header.side}")
         if header.kind == "release":
-            for i, entries, _ in unpack(block.rows):
+            for i, entries in unpack(block.rows):
                 demand.released(i, np.unique(entries["hash"]), header.sender_partition)
             return
         for ticket in block.rows.ints(TICKET).tolist():
             closed = demand.answered(ticket, header.sender_partition)
             for answer in closed.answers if closed is not None else ():
                 if not any(answer in t.answers for tickets in self.memo.tickets for t in tickets):
-                    self._done(answer, effects)
+                    self._done.append(answer)
 
-    def report(self, effects: "Effects") -> None:
+    def _report(self, effects: "Effects") -> None:
         """Tell producers that leave something out how far the other side is."""
         for side, demand in enumerate(self.demands):
             if demand is None:
@@ -278,18 +288,19 @@ class Feedback:
 
     def _reached(self, side: int) -> int:
         """Rows of a side that end before this are not wanted: not here, nor further down."""
-        floor = self.suspended.floor
-        own = self.join.memo.watermarks[1 - side]
-        return own if floor is None else min(own, floor)
+        return min(self.join.memo.watermarks[1 - side], self.suspended.kept_from)
 
     # -- as a producer
 
     def hear(self, block: Block, now: int, effects: "Effects") -> Rows | None:
-        """Take a consumer partition's word; gives the pairs that are owed."""
+        """Take a consumer partition's word or a producer's answer; gives the pairs that are owed."""
         header = block.header
+        if header.kind in ("release", "resume-done"):
+            self._answered(block)
+            return None
         self.memo.reached[header.sender_partition] = header.watermark
         if header.kind == "suspend" and block.rows is not None:
-            for i, entries, _ in unpack(block.rows):
+            for i, entries in unpack(block.rows):
                 self._suspended(i, entries, header.sender_partition, now, effects)
         elif header.kind == "resume" and block.rows is not None:
             return self._resumed(block.rows, header.sender_partition, now, effects)
@@ -304,9 +315,9 @@ class Feedback:
                 self._say(side, self._passed[side][i], entries_of(begun), NOT_WANTED, None, None, effects)
 
     def _resumed(self, rows: Rows, voter: int, now: int, effects: "Effects") -> Rows | None:
-        ticket, floor = int(rows.ints(TICKET)[0]), self.suspended.floor
+        ticket, kept_from = int(rows.ints(TICKET)[0]), self.suspended.kept_from  # before the votes go: rows that were kept for them are still needed
         ended = []
-        for i, entries, _ in unpack(rows):
+        for i, entries in unpack(rows):
             table = self.suspended.tables[i]
             ended.append((i, table, table.retract(np.unique(entries["hash"]), voter, now, self._latest())))
             self.changed.add(f"s{i}")
@@ -314,41 +325,36 @@ class Feedback:
         for side, demand in enumerate(self.demands):
             if demand is not None:
                 asked = [(self._passed[side][i], e["hash"].copy()) for i, _, e in ended if i in self._passed[side] and len(e)]
-                waiting |= self._ask(side, asked, NOT_WANTED, [(voter, ticket)], effects)
-        if waiting and floor is not None:  # the votes are gone, but rows that were kept for them are still needed
-            for tickets in self.memo.tickets:
-                for t in tickets:
-                    if (voter, ticket) in t.answers:
-                        t.hold = min(t.hold, floor)
+                waiting |= self._ask(side, asked, NOT_WANTED, [(voter, ticket)], kept_from, effects)
         if not waiting:
-            self._done((voter, ticket), effects)
-        owed = list(self._owed([(t, e) for _, t, e in ended if len(e)], now, -(2**62) if floor is None else floor))
+            self._done.append((voter, ticket))
+        owed = list(self._owed([(t, e) for _, t, e in ended if len(e)], now, kept_from))
         self.memo.pairs_resumed += sum(map(len, owed))
         return Rows.concat(owed) if owed else None
 
-    def _owed(self, ended: list[tuple[Any, npt.NDArray[Any]]], now: int, floor: int) -> Iterator[Rows]:
+    def _owed(self, ended: list[tuple[Any, npt.NDArray[Any]]], now: int, kept_from: int) -> Iterator[Rows]:
         """Pairs that show an entry which just ended and that were never free before; of rows that a consumer may still want."""
         earlier: list[tuple[Shape, U64]] = []
         for table, entries in ended:
             shape = table.shape
             # A row of one side shows it, or only both together do. The empty sub-tuple: every left row.
             lead = 0 if shape.sides[0] or not any(shape.sides) else 1
-            found = rows_with(self.join.states[lead], self._lead_names(shape, lead), np.unique(entries["hash"] if any(shape.sides) else entries["left"]))
-            if found is not None and int(found.ends.min()) < floor:
-                found = found.take(np.flatnonzero(found.ends >= floor))
+            hashes = np.unique(entries["hash"] if any(shape.sides) else entries["left"])
+            found = rows_with(self.join.states[lead], self._lead_names(shape, lead), hashes)
+            pairs, since = None, None
             if found is not None:
-                pairs, since = self.join.join_again(lead, found)
-                if pairs is not None:
-                    keep = among(shape_hash(pairs, shape.names), entries["hash"])
-                    for other, hashes in earlier:
-                        keep &= ~among(shape_hash(pairs, other.names), hashes)
-                    for t in self.suspended.tables:
-                        keep &= ~t.covers(shape_hash(pairs, t.shape.names))
-                    pairs, since = pairs.filter(keep), since[keep]
-                    shown = [shape_hash(pairs, t.shape.names) for t in self.suspended.tables]
-                    pairs = pairs.filter(self.suspended.never_free(shown, since, now))
-                    if len(pairs):
-                        yield pairs.select(self.join.carried)
+                pairs, since = self.join.join_again(lead, found.take(np.flatnonzero(found.ends >= kept_from)))
+            if pairs is not None and since is not None:
+                shown = {t.shape: shape_hash(pairs, t.shape.names) for t in self.suspended.tables}
+                keep = among(shown[shape], entries["hash"])
+                for other, done in earlier:
+                    keep &= ~among(shown[other], done)
+                for t in self.suspended.tables:
+                    keep &= ~t.covers(shown[t.shape])
+                pairs = pairs.filter(keep)
+                pairs = pairs.filter(self.suspended.never_free([h[keep] for h in shown.values()], since[keep], now))
+                if len(pairs):
+                    yield pairs.select(self.join.carried)
             earlier.append((shape, entries["hash"]))
 
     def _lead_names(self, shape: Shape, lead: int) -> tuple[str, ...]:
@@ -356,10 +362,10 @@ class Feedback:
             return shape.names
         return tuple(str(c) for c in shape.columns if c.alias in self.join.node.inputs[lead].aliases)
 
-    def expire(self, effects: "Effects") -> None:
+    def _expire(self, effects: "Effects") -> None:
         """Forget what no row can matter to any more, and say so."""
-        floor = self.suspended.floor
-        horizon = min(*self.join.memo.watermarks, self.hold) if floor is None else min(floor, self.hold)
+        kept_from = self.suspended.kept_from
+        horizon = min(self.hold, *self.join.memo.watermarks) if kept_from == NOTHING_KEPT else min(self.hold, kept_from)
         gone: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
         for i, table in enumerate(self.suspended.tables):
             if not len(table.entries) and not len(table.intervals):
@@ -379,11 +385,7 @@ class Feedback:
 
     def _latest(self) -> int:
         """The end of the longest-lived row that is stored."""
-        return max((s.max_end for state in self.join.states for s in state.segments()), default=-(2**62))
-
-    def _done(self, answer: tuple[int, int], effects: "Effects") -> None:
-        partition, ticket = answer
-        effects.answers.append((partition, pack([], ticket)))
+        return max((s.max_end for state in self.join.states for s in state.segments()), default=NO_WATERMARK)
 
     def _tell(self, side: int, partition: int, kind: Kind, entries: list[tuple[int, Any]], ticket: int, effects: "Effects") -> None:
         rows = pack(entries, ticket) if entries else None
@@ -414,7 +416,7 @@ class Feedback:
             if header.sender != self._consumer:
                 raise BlockError(f"{header.kind} of {header.sender!r}, but {self._consumer or 'nobody'} takes what this node makes")
             shapes = [t.shape for t in self.suspended.tables]
-        self.join.check_sender(header)
+        check_node_header(header, self.join.memo.epoch, self.join.partitions)
         if rows is None:
             if header.kind != "watermark":
                 raise BlockError(f"{header.kind} without values")
@@ -426,7 +428,7 @@ class Feedback:
             raise BlockError(f"{header.kind} speaks of sub-tuples that this plan does not have")
         if (at == -1).any() and header.kind != "resume-done":
             raise BlockError(f"{header.kind} without values")
-        for i, entries, _ in unpack(rows):
+        for i, entries in unpack(rows):
             if len(np.unique(entries["hash"])) < len(entries):
                 raise BlockError(f"{header.kind} names a value twice")
             alone = shapes[i].authority and header.kind in ("suspend", "resume")

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header, Kind
 from schemas.errors import BlockError, StateError
 from schemas.rows import I64, Column, Mask, Rows
-from topology.admission import Admission, check_node_header
+from topology.admission import Admission
 from topology.feedback import ARRIVED, PARTITIONS_MOST, Feedback, FeedbackMemo, is_feedback
 from topology.frames import Conditions
 from topology.hashing import hash_key, is_exact
@@ -72,7 +72,6 @@ class Effects:
     drops: list[tuple[int, int]] = field(default_factory=list)  # (side, segment id)
     sends: list[Send] = field(default_factory=list)
     tables: dict[str, bytes] = field(default_factory=dict)  # of feedback, whole, those that changed
-    answers: list[tuple[int, Rows]] = field(default_factory=list)  # to consumer partitions, behind the rows of this step
 
 
 class _Recorder:
@@ -166,8 +165,8 @@ class JoinNode:
         if rows is None:
             return effects
         output, before = None, self.watermark
-        if about_demand:
-            output = self._hear(block, offset, effects)
+        if about_demand and self.feedback is not None:
+            output = self.feedback.hear(block, offset, effects)
         else:
             if len(rows):
                 memo.rows_in[side] += len(rows)
@@ -177,7 +176,7 @@ class JoinNode:
             memo.rows_purged += self.states[one].purge(self._horizon(one))
         self._emit(output, before, effects)
         if self.feedback is not None:
-            self._finish(self.feedback, effects)
+            self.feedback.finish(effects)
         for recorder in self._recorders:
             recorder.collect(effects)
         return effects
@@ -196,22 +195,6 @@ class JoinNode:
         self.feedback.detect(side, run, header.sender_partition, effects)
         return output
 
-    def _hear(self, block: Block, offset: int, effects: Effects) -> Rows | None:
-        """A word about demand: of our consumer, or a producer's answer."""
-        assert self.feedback is not None
-        if block.header.kind in ("release", "resume-done"):
-            self.feedback.answer(block, block.header.side, effects)
-            return None
-        return self.feedback.hear(block, offset, effects)
-
-    def _finish(self, feedback: Feedback, effects: Effects) -> None:
-        feedback.expire(effects)
-        feedback.report(effects)
-        for partition, rows in effects.answers:
-            effects.sends.append(self.send_to(partition, "resume-done", rows))
-        effects.answers = []
-        effects.tables = feedback.stored()
-
     @property
     def watermark(self) -> int:
         """No later output starts before this."""
@@ -221,10 +204,6 @@ class JoinNode:
     def _horizon(self, side: int) -> int:
         """Rows of a side that end before this nobody needs."""
         return self.memo.watermarks[1 - side] if self.feedback is None else self.feedback.horizon(side)
-
-    def check_sender(self, header: Header) -> None:
-        """Refuse a header that no node of this plan would write."""
-        check_node_header(header, self.memo.epoch, self.partitions)
 
     def _unseen(self, header: Header, rows: Rows | None) -> Rows | None:
         """The rows not seen before; None if the whole block is a repeat."""

@@ -36,15 +36,15 @@ def pack(parts: list[tuple[int, Any]], ticket: int) -> Rows:
     return Rows({SHAPE: shapes, **columns, TICKET: np.full(len(shapes), ticket, np.int64)})
 
 
-def unpack(rows: Rows) -> Iterator[tuple[int, npt.NDArray[Any], int]]:
-    """(shape, entries sorted by hash, ticket), shape by shape."""
+def unpack(rows: Rows) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """(shape, entries sorted by hash), shape by shape."""
     at = rows.ints(SHAPE)
     for i in np.unique(at).tolist():
         if i >= 0:
             mine = at == i
             entries = entries_of(rows[VALUE][mine])
             entries["left"], entries["right"] = rows[LEFT][mine], rows[RIGHT][mine]
-            yield i, np.sort(entries, order="hash"), int(rows.ints(TICKET)[0])
+            yield i, np.sort(entries, order="hash")
 
 
 def mask_of(length: int, at: I64) -> Mask:

@@ -24,6 +24,7 @@ INTERVAL = np.dtype([("hash", "u8"), ("start", "i8"), ("end", "i8"), ("last", "i
 Table = npt.NDArray[Any]
 _MOMENT_BITS = 43
 _NEVER = -1
+NOTHING_KEPT = 2**62
 
 
 @dataclass
@@ -34,6 +35,9 @@ class ShapeTable:
     intervals: Table = field(default_factory=lambda: np.empty(0, INTERVAL))  # ended ones, sorted by hash and start
     active: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
     version: int = 0  # grows with every change of what is active
+
+    def __post_init__(self) -> None:
+        self._index()
 
     def load(self, entries: Table, intervals: Table) -> None:
         self.entries, self.intervals = entries, intervals
@@ -118,24 +122,21 @@ class Suspended:
 
     @staticmethod
     def of(shapes: Sequence[Shape], partitions: int, reached: dict[int, int]) -> "Suspended":
-        tables = tuple(ShapeTable(shape, (1 << partitions) - 1) for shape in shapes)
-        for table in tables:
-            table.load(table.entries, table.intervals)
-        return Suspended(tables, reached)
+        return Suspended(tuple(ShapeTable(shape, (1 << partitions) - 1) for shape in shapes), reached)
 
     @property
     def is_empty(self) -> bool:
         return not any(len(t.entries) for t in self.tables)
 
     @property
-    def floor(self) -> int | None:
-        """Rows that end before this no consumer wants any more; None while nothing is suspended."""
+    def kept_from(self) -> int:
+        """Rows that end before this no consumer wants any more; `NOTHING_KEPT` while nothing is suspended."""
         votes = 0
         for table in self.tables:
             if len(table.entries):
                 votes |= int(np.bitwise_or.reduce(table.entries["votes"]))
         if not votes:
-            return None
+            return NOTHING_KEPT
         return min(self.reached.get(p, NO_WATERMARK) for p in range(votes.bit_length()) if votes >> p & 1)
 
     def never_free(self, hashes: Sequence[U64], since: I64, now: int) -> Mask:

@@ -7,6 +7,7 @@ tuple we stop from the next block on.
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
 from schemas.block import decode_block
@@ -18,9 +19,6 @@ from topology.plan import Tree, build_plan
 from topology.shapes import shapes_of
 from topology.subtuples import SHAPE, VALUE
 from topology.testing import TopologyDriver
-
-np = pytest.importorskip("numpy")
-FIVE_MINUTES = 300_000
 
 
 @dataclass
