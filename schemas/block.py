@@ -19,7 +19,7 @@ MAGIC, VERSION = b"JMB", 1
 MAX_BLOCK_BYTES = 512 * 1024  # what blocks are cut to; a single larger row travels alone
 _PREFIX = struct.Struct("<3sBII")
 
-Kind = Literal["rows", "watermark", "suspend", "resume", "resume-done", "release", "completion", "barrier"]
+Kind = Literal["rows", "watermark", "suspend", "resume", "resume-done", "release", "poll", "completion", "barrier"]
 NO_WATERMARK = -(2**62)
 
 

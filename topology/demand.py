@@ -1,13 +1,14 @@
 """What a consumer has told its producer not to make: the MNS buffer, and the resumes that are under way.
 
-Per shape, an entry says which producer partitions were told (`told`), why (`why`: no partner here, or our own consumer does not want it), and under which
-ticket it is being asked for again (`open`). A ticket is open from the resume until every producer partition has answered `resume-done`; while
+Per shape, an entry says which producer partitions are told (`told`) and which of them still wait for the message (`unsent`), why (`why`: no partner here, or our
+own consumer does not want it), and under which ticket it is being asked for again (`open`). A ticket is open from the resume until every producer partition has answered `resume-done`; while
 it is, the node holds its clock where it stood, so that the partners wait for the rows that are on their way.
 
 Invariant: as long as a producer partition may leave rows unmade for a value, the value stands here; so a partner that arrives always asks for them.
 A value is never suspended again while a resume of it is open, so answers and releases cannot be mistaken for those of a later suspension.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,9 @@ import numpy.typing as npt
 
 from schemas.rows import U64, Mask
 from topology.shapes import Shape
-from topology.suspended import among
+from topology.suspended import among, bits_of
 
-TOLD = np.dtype([("hash", "u8"), ("told", "u8"), ("why", "u1"), ("open", "i8")])
+TOLD = np.dtype([("hash", "u8"), ("left", "u8"), ("told", "u8"), ("unsent", "u8"), ("why", "u1"), ("open", "i8")])
 NO_PARTNER, NOT_WANTED = 1, 2
 Table = npt.NDArray[Any]
 
@@ -56,29 +57,45 @@ class Demand:
             told |= int(np.bitwise_or.reduce(table["told"])) if len(table) else 0
         return told
 
-    def say(self, shape: int, hashes: U64, why: int, to: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Note a suspension of sorted, distinct hashes at the partitions `to` (bits); gives those who are yet to be told, per hash."""
-        table = self.tables[shape]
+    def say(self, shape: int, entries: Table, why: int, to: npt.NDArray[np.uint64]) -> int:
+        """Note a suspension of entries with sorted, distinct hashes at the partitions `to` (bits); gives how many are news. `unsent` has them until `take_unsent`."""
+        table, hashes = self.tables[shape], entries["hash"]
         known = among(hashes, table["hash"])
         fresh = np.zeros(int((~known).sum()), TOLD)
-        fresh["hash"] = hashes[~known]
+        fresh["hash"], fresh["left"] = hashes[~known], entries["left"][~known]
         table = np.sort(np.concatenate([table, fresh]), order="hash") if len(fresh) else table
         at = np.searchsorted(table["hash"], hashes)
         closed = table["open"][at] == 0
         news = np.where(closed, to & ~table["told"][at], np.uint64(0))
         table["told"][at] |= news
+        table["unsent"][at] |= news
         table["why"][at] |= np.where(closed, np.uint8(why), np.uint8(0))
         self.tables[shape] = table
-        return news
+        return int((news != 0).sum())
+
+    def take_unsent(self) -> Iterator[tuple[int, list[tuple[int, Table]]]]:
+        """(producer partition, its news shape by shape), which count as sent from now on."""
+        everyone = 0
+        for table in self.tables:
+            everyone |= int(np.bitwise_or.reduce(table["unsent"])) if len(table) else 0
+        for p in bits_of(everyone):
+            found = [(i, t[t["unsent"] & np.uint64(1 << p) != 0]) for i, t in enumerate(self.tables)]
+            yield p, [(i, entries) for i, entries in found if len(entries)]
+        for table in self.tables if everyone else ():
+            table["unsent"] = 0
 
     def stop(self, shape: int, hashes: U64, why: int, ticket: int) -> Table:
-        """A reason is gone for these sorted hashes. Gives the entries without any left, which from now on are open under `ticket`."""
+        """A reason is gone for these sorted hashes. Gives the entries without any left that some partition was told of: these are open under `ticket` from now on."""
         table = self.tables[shape]
         hit = among(table["hash"], hashes) & (table["open"] == 0) & (table["why"] & why != 0)
         table["why"][hit] &= np.uint8(~why & 0xFF)
         ends = hit & (table["why"] == 0)
-        ended: Table = table[ends].copy()
-        table["told"][ends], table["open"][ends] = 0, ticket
+        table["told"][ends] &= ~table["unsent"][ends]  # who does not know yet need not hear of it
+        table["unsent"][ends] = 0
+        ended: Table = table[ends & (table["told"] != 0)].copy()
+        table["open"][ends & (table["told"] != 0)] = ticket
+        table["told"][ends] = 0
+        self.tables[shape] = table[~ends | (table["open"] != 0)]
         return ended
 
     def answered(self, ticket: int, partition: int) -> Ticket | None:
@@ -97,7 +114,7 @@ class Demand:
         """A producer partition has nothing left for these sorted hashes and has forgotten them."""
         table = self.tables[shape]
         hit = among(table["hash"], hashes) & (table["open"] == 0)
-        table["told"][hit] &= np.uint64(~(1 << partition) & (2**64 - 1))
+        table["told"][hit] &= np.uint64(~(1 << partition) & (2**64 - 1)) | table["unsent"][hit]
         self.tables[shape] = table[(table["told"] != 0) | (table["open"] != 0)]
 
     def is_open(self, shape: int, hashes: U64) -> Mask:

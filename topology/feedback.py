@@ -20,18 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.block import NO_WATERMARK, Block, Header, Kind
-from schemas.errors import BlockError
 from schemas.rows import I64, U64, Mask, Rows
-from topology.admission import check_node_header
-from topology.demand import NO_PARTNER, NOT_WANTED, TOLD, Demand, Ticket
+from topology.demand import NO_PARTNER, NOT_WANTED, Demand, Ticket
 from topology.expression import Column
+from topology.feedback_blocks import OF_CONSUMER, OF_PRODUCER, changed_tables
 from topology.shapes import Shape, shape_hash, shapes_of
 from topology.state import Run
 from topology.subtuples import (
-    SHAPE,
     TICKET,
-    TYPES,
-    bits_of,
     entries_of,
     indexed,
     mask_of,
@@ -40,13 +36,14 @@ from topology.subtuples import (
     rows_with,
     unpack,
 )
-from topology.suspended import ENTRY, INTERVAL, NOTHING_KEPT, Suspended, among
+from topology.suspended import NOTHING_KEPT, Suspended, among, bits_of
 
 if TYPE_CHECKING:
     from topology.node import Effects, JoinNode
 
 ARRIVED = "#n"  # at which moment (offset of the input topic) a stored row came
 _HIDDEN = ("hidden",)
+KEPT_WINDOWS = 4  # how long a value stays suspended behind its last row: most come again
 PARTITIONS_MOST = 64  # sets of partitions are words
 
 
@@ -80,7 +77,7 @@ class Feedback:
             }
             for side, demand in enumerate(self.demands)
         ]  # fmt: skip
-        self._consumer = join.node.target if join.node.target != "out" else None
+        self.consumer = join.node.target if join.node.target != "out" else None
         self.changed: set[str] = set()
         self._done: list[tuple[int, int]] = []  # (consumer partition, its ticket) to be answered behind the rows of this step
 
@@ -89,10 +86,12 @@ class Feedback:
     def finish(self, effects: "Effects") -> None:
         """The end of a step, behind its rows: what is forgotten, how far we are, which resumes are done."""
         self._expire(effects)
+        if self.join.memo.blocks_in % self.join.partitions == 0:
+            self._speak(effects)
         self._report(effects)
         effects.sends += [self.join.send_to(partition, "resume-done", pack([], ticket)) for partition, ticket in self._done]
         self._done.clear()
-        effects.tables = self.stored()
+        effects.tables = changed_tables(self)
 
     @property
     def hold(self) -> int:
@@ -185,7 +184,7 @@ class Feedback:
             self._tell(side, p, "resume", [(i, entries_of(h)) for i, h in entries if len(h)], ticket, effects)
         return True
 
-    def detect(self, side: int, run: Run, sender_partition: int, effects: "Effects") -> None:
+    def detect(self, side: int, run: Run, sender_partition: int) -> None:
         """Suspend the minimal sub-tuples of these rows that have no partner (Identify_MNS), and again what waits here anyway."""
         demand, other = self.demands[side], self.join.states[1 - side]
         if demand is None:
@@ -209,7 +208,7 @@ class Feedback:
             if at.size:
                 found.append((set(shape.columns), mask_of(len(run), at)))
                 _, first = np.unique(shown, return_index=True)
-                self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, across, None, effects)
+                self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, across, None)
         for i, mine in self._passed[side].items():
             table = self.suspended.tables[i]
             if len(table.active):  # rows that came although our consumer does not want them: say it again
@@ -218,11 +217,9 @@ class Feedback:
                 if covered.any():
                     _, first = np.unique(shown[covered], return_index=True)
                     rows = run.rows.take(np.flatnonzero(covered)[first])
-                    self._suspend(side, mine, rows, NOT_WANTED, None, sender_partition, effects)
+                    self._suspend(side, mine, rows, NOT_WANTED, None, sender_partition)
 
-    def _suspend(
-        self, side: int, i: int, rows: Rows, why: int, across: Demand | None, only: int | None, effects: "Effects"
-    ) -> None:
+    def _suspend(self, side: int, i: int, rows: Rows, why: int, across: Demand | None, only: int | None) -> None:
         """Tell the producer not to make these sub-tuples: one row of each, in order of their hashes."""
         demand = self.demands[side]
         assert demand is not None
@@ -230,13 +227,11 @@ class Feedback:
         entries = entries_of(shape_hash(rows, shape.names))
         if not any(shape.sides):
             producer = self.join.plan.node(self.join.node.inputs[side].name)
-            for name, part in (("left", producer.left), ("right", producer.right)):
-                entries[name] = shape_hash(rows, tuple(str(c) for c in shape.columns if c.alias in part.aliases))
-        self._say(side, i, entries, why, across, only, effects)
+            entries["left"] = shape_hash(rows, tuple(str(c) for c in shape.columns if c.alias in producer.left.aliases))
+        self._say(side, i, entries, why, across, only)
 
-    def _say(
-        self, side: int, i: int, entries: npt.NDArray[Any], why: int, across: Demand | None, only: int | None, effects: "Effects"
-    ) -> None:
+    def _say(self, side: int, i: int, entries: npt.NDArray[Any], why: int, across: Demand | None, only: int | None) -> None:
+        """Note what the producer must not make; `_speak` sends it."""
         demand = self.demands[side]
         assert demand is not None
         if across is not None and i < len(across.shapes):
@@ -250,13 +245,24 @@ class Feedback:
             to = np.uint64(1) << (entries["hash"] % np.uint64(count))
         else:
             to = np.full(len(entries), (1 << count) - 1, np.uint64)
-        news = demand.say(i, np.ascontiguousarray(entries["hash"]), why, to)
-        if not news.any():
-            return
-        self.changed.add(f"d{side}")
-        self.memo.values_suspended += int((news != 0).sum())
-        for p in bits_of(int(np.bitwise_or.reduce(news))):
-            self._tell(side, p, "suspend", [(i, entries[news & np.uint64(1 << p) != 0])], 0, effects)
+        news = demand.say(i, entries, why, to)
+        if news:
+            self.changed.add(f"d{side}")
+            self.memo.values_suspended += news
+
+    def _speak(self, effects: "Effects") -> None:
+        """Send what was to be said: all of some steps in one block, because it goes to every partition."""
+        for side, demand in enumerate(self.demands):
+            for p, news in demand.take_unsent() if demand is not None else ():
+                self.changed.add(f"d{side}")
+                self._tell(side, p, "suspend", [(i, _as_entries(t)) for i, t in news], 0, effects)
+        for i, table in enumerate(self.suspended.tables):
+            polled = table.poll()
+            for p in range(self.join.partitions):
+                asked = polled[polled["votes"] & np.uint64(1 << p) == 0]
+                if len(asked):
+                    self.changed.add(f"s{i}")
+                    effects.sends.append(self.join.send_to(p, "poll", pack([(i, asked)], 0)))
 
     def _answered(self, block: Block) -> None:
         """A producer partition has sent what a ticket asked for, or has forgotten values."""
@@ -274,6 +280,22 @@ class Feedback:
             for answer in closed.answers if closed is not None else ():
                 if not any(answer in t.answers for tickets in self.memo.tickets for t in tickets):
                     self._done.append(answer)
+
+    def _polled(self, block: Block) -> None:
+        """A producer partition heard from others what we may not want either: say so if that is right, whether or not such rows came here."""
+        side, voter = block.header.side, block.header.sender_partition
+        demand, other, across = self.demands[side], self.join.states[1 - side], self.demands[1 - side]
+        assert demand is not None
+        assert block.rows is not None
+        for i, entries in unpack(block.rows):
+            shape = demand.shapes[i]
+            if shape.opposite is not None and (shape.columns or not any(True for _ in other.segments())):
+                found = ~present(other, tuple(map(str, shape.opposite)), entries["hash"])
+                self._say(side, i, entries[found], NO_PARTNER, across, voter)
+            for own, passed in self._passed[side].items():
+                if passed == i:
+                    found = self.suspended.tables[own].covers(entries["hash"])
+                    self._say(side, i, entries[found], NOT_WANTED, None, voter)
 
     def _report(self, effects: "Effects") -> None:
         """Tell producers that leave something out how far the other side is."""
@@ -295,24 +317,27 @@ class Feedback:
     def hear(self, block: Block, now: int, effects: "Effects") -> Rows | None:
         """Take a consumer partition's word or a producer's answer; gives the pairs that are owed."""
         header = block.header
-        if header.kind in ("release", "resume-done"):
+        if header.kind == "poll":
+            self._polled(block)
+            return None
+        if header.kind in OF_PRODUCER:
             self._answered(block)
             return None
         self.memo.reached[header.sender_partition] = header.watermark
         if header.kind == "suspend" and block.rows is not None:
             for i, entries in unpack(block.rows):
-                self._suspended(i, entries, header.sender_partition, now, effects)
+                self._suspended(i, entries, header.sender_partition, now)
         elif header.kind == "resume" and block.rows is not None:
             return self._resumed(block.rows, header.sender_partition, now, effects)
         return None
 
-    def _suspended(self, i: int, entries: npt.NDArray[Any], voter: int, now: int, effects: "Effects") -> None:
+    def _suspended(self, i: int, entries: npt.NDArray[Any], voter: int, now: int) -> None:
         table = self.suspended.tables[i]
         begun = table.vote(entries, voter, now, self._latest())
         self.changed.add(f"s{i}")
         for side in (0, 1):
             if i in self._passed[side] and len(begun):
-                self._say(side, self._passed[side][i], entries_of(begun), NOT_WANTED, None, None, effects)
+                self._say(side, self._passed[side][i], entries_of(begun), NOT_WANTED, None, None)
 
     def _resumed(self, rows: Rows, voter: int, now: int, effects: "Effects") -> Rows | None:
         ticket, kept_from = int(rows.ints(TICKET)[0]), self.suspended.kept_from  # before the votes go: rows that were kept for them are still needed
@@ -375,7 +400,7 @@ class Feedback:
                 if demand is not None and i in self._passed[side] and len(keep):
                     keep |= demand.is_told(self._passed[side][i], table.entries["hash"])
             before = len(table.entries) + len(table.intervals)
-            found = table.forget(horizon, keep)
+            found = table.forget(horizon, horizon - KEPT_WINDOWS * self.join.window, keep)
             if len(table.entries) + len(table.intervals) < before:
                 self.changed.add(f"s{i}")
             for p in bits_of(int(np.bitwise_or.reduce(found["votes"])) if len(found) else 0):
@@ -401,69 +426,13 @@ class Feedback:
             "values_suspended": memo.values_suspended, "values_resumed": memo.values_resumed,
         }  # fmt: skip
 
-    # -- admission and storage
-
-    def check(self, block: Block) -> None:
-        """Refuse what is no feedback for us."""
-        header, rows = block.header, block.rows
-        shapes: tuple[Shape, ...] | list[Shape]
-        if header.kind in ("release", "resume-done"):
-            demand = self.demands[header.side]
-            if demand is None or header.sender != self.join.node.inputs[header.side].name:
-                raise BlockError(f"{header.kind} of {header.sender!r}, which makes nothing for this side")
-            shapes = demand.shapes
-        else:
-            if header.sender != self._consumer:
-                raise BlockError(f"{header.kind} of {header.sender!r}, but {self._consumer or 'nobody'} takes what this node makes")
-            shapes = [t.shape for t in self.suspended.tables]
-        check_node_header(header, self.join.memo.epoch, self.join.partitions)
-        if rows is None:
-            if header.kind != "watermark":
-                raise BlockError(f"{header.kind} without values")
-            return
-        if header.kind == "watermark" or {n: getattr(c, "dtype", None) for n, c in rows.columns.items()} != TYPES or not len(rows):
-            raise BlockError(f"{header.kind} does not have the columns of feedback")
-        at = rows.ints(SHAPE)
-        if at.min() < -1 or at.max() >= len(shapes) or rows.ints(TICKET).min() < 0 or len(np.unique(rows[TICKET])) > 1:
-            raise BlockError(f"{header.kind} speaks of sub-tuples that this plan does not have")
-        if (at == -1).any() and header.kind != "resume-done":
-            raise BlockError(f"{header.kind} without values")
-        for i, entries in unpack(rows):
-            if len(np.unique(entries["hash"])) < len(entries):
-                raise BlockError(f"{header.kind} names a value twice")
-            alone = shapes[i].authority and header.kind in ("suspend", "resume")
-            if alone and (entries["hash"] % np.uint64(self.join.partitions) != header.sender_partition).any():
-                raise BlockError(f"{header.kind} of values that belong to another partition")
-
-    def stored(self) -> dict[str, bytes]:
-        """The tables that changed, to be written with the step."""
-        found = {}
-        for name in sorted(self.changed):
-            number = int(name[1:])
-            if name[0] == "s":
-                table = self.suspended.tables[number]
-                found[name] = len(table.entries).to_bytes(8, "big") + table.entries.tobytes() + table.intervals.tobytes()
-            else:
-                demand = self.demands[number]
-                assert demand is not None
-                found[name] = msgspec.msgpack.encode([t.tobytes() for t in demand.tables])
-        self.changed.clear()
-        return found
-
-    def restore(self, stored: dict[str, bytes]) -> None:
-        for name, data in stored.items():
-            number = int(name[1:])
-            if name[0] == "s":
-                stop = 8 + int.from_bytes(data[:8], "big") * ENTRY.itemsize
-                self.suspended.tables[number].load(
-                    np.frombuffer(data[8:stop], ENTRY).copy(), np.frombuffer(data[stop:], INTERVAL).copy()
-                )
-            else:
-                demand = self.demands[number]
-                assert demand is not None
-                demand.tables = [np.frombuffer(t, TOLD).copy() for t in msgspec.msgpack.decode(data)]
-
 
 def is_feedback(header: Header, consumer: str) -> bool:
     """Whether a block of an input topic is about demand, and not rows or their time."""
-    return header.kind in ("suspend", "resume", "release", "resume-done") or (header.kind == "watermark" and header.sender == consumer)
+    return header.kind in (*OF_CONSUMER, *OF_PRODUCER) or (header.kind == "watermark" and header.sender == consumer)
+
+
+def _as_entries(told: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    entries = entries_of(told["hash"])
+    entries["left"] = told["left"]
+    return entries

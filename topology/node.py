@@ -24,6 +24,7 @@ from schemas.errors import BlockError, StateError
 from schemas.rows import I64, Column, Mask, Rows
 from topology.admission import Admission
 from topology.feedback import ARRIVED, PARTITIONS_MOST, Feedback, FeedbackMemo, is_feedback
+from topology.feedback_blocks import check_feedback, restore_tables
 from topology.frames import Conditions
 from topology.hashing import hash_key, is_exact
 from topology.plan import Input, Plan
@@ -128,7 +129,8 @@ class JoinNode:
         self._recorders = tuple(_Recorder(s, i) for i, s in enumerate(stores or (MemoryStore(), MemoryStore())))
         self.states = tuple(WindowState(w, r) for w, r in zip(self.windows, self._recorders, strict=True))
         self._admission = tuple(Admission(plan, side, partition, partitions) for side in self.node.inputs)
-        self.watermark_step = max(1, min(windows.values()) // WATERMARKS_PER_WINDOW)
+        self.window = min(windows.values())
+        self.watermark_step = max(1, self.window // WATERMARKS_PER_WINDOW)
         self._residual = Conditions(self.node.residuals)
         inputs = self.node.inputs
         self._joined = tuple(_parts(side) + [str(c) for c in side.columns] for side in inputs)  # all but the hash
@@ -145,7 +147,7 @@ class JoinNode:
         for state, found in zip(self.states, segments, strict=True):
             state.restore(found)
         if self.feedback is not None and tables:
-            self.feedback.restore(tables)
+            restore_tables(self.feedback, tables)
 
     def step(self, offset: int, block: Block) -> Effects:
         """Take the block at `offset` of the input topic; a `BlockError` leaves the state as it was."""
@@ -154,7 +156,7 @@ class JoinNode:
             raise BlockError(f"for side {header.side}, there are 0 and 1")
         about_demand = is_feedback(header, self.node.target)
         if about_demand and self.feedback is not None:
-            self.feedback.check(block)
+            check_feedback(self.feedback, block)
         else:
             self._admission[header.side].check(block, memo.epoch)
         side, effects = header.side, Effects()
@@ -192,7 +194,7 @@ class JoinNode:
         self.feedback.arrive(side, run, effects)
         output = self._join(side, self.feedback.probing(side, run))
         self._insert(side, run)
-        self.feedback.detect(side, run, header.sender_partition, effects)
+        self.feedback.detect(side, run, header.sender_partition)
         return output
 
     @property

@@ -1,6 +1,6 @@
 """Sub-tuples as they travel in a block, and as they are found in stored runs.
 
-A block about demand holds one row per sub-tuple: the number of its shape, the hash of its values, the hashes of its left and right part (type II), and
+A block about demand holds one row per sub-tuple: the number of its shape, the hash of its values, the hash of its left part (type II), and
 the ticket of the resume it belongs to.
 
 Invariant: `unpack` gives back what `pack` was given, shape by shape and sorted by hash. Looking for sub-tuples costs a search per value in an index that
@@ -18,8 +18,8 @@ from topology.shapes import shape_hash
 from topology.state import Run, WindowState, merge_runs
 from topology.suspended import ENTRY, among
 
-SHAPE, VALUE, LEFT, RIGHT, TICKET = "#s", "#h", "#l", "#r", "#t"
-TYPES = {SHAPE: np.int64, VALUE: np.uint64, LEFT: np.uint64, RIGHT: np.uint64, TICKET: np.int64}
+SHAPE, VALUE, LEFT, TICKET = "#s", "#h", "#l", "#t"
+TYPES = {SHAPE: np.int64, VALUE: np.uint64, LEFT: np.uint64, TICKET: np.int64}
 
 
 def entries_of(hashes: U64) -> npt.NDArray[Any]:
@@ -32,7 +32,7 @@ def pack(parts: list[tuple[int, Any]], ticket: int) -> Rows:
     """Sub-tuples as rows; without any, one row that carries the ticket alone."""
     parts = parts or [(-1, entries_of(np.zeros(1, np.uint64)))]
     shapes = np.concatenate([np.full(len(e), i, np.int64) for i, e in parts])
-    columns = {name: np.concatenate([e[field] for _, e in parts]) for name, field in ((VALUE, "hash"), (LEFT, "left"), (RIGHT, "right"))}
+    columns = {name: np.concatenate([e[field] for _, e in parts]) for name, field in ((VALUE, "hash"), (LEFT, "left"))}
     return Rows({SHAPE: shapes, **columns, TICKET: np.full(len(shapes), ticket, np.int64)})
 
 
@@ -43,7 +43,7 @@ def unpack(rows: Rows) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         if i >= 0:
             mine = at == i
             entries = entries_of(rows[VALUE][mine])
-            entries["left"], entries["right"] = rows[LEFT][mine], rows[RIGHT][mine]
+            entries["left"] = rows[LEFT][mine]
             yield i, np.sort(entries, order="hash")
 
 
@@ -51,10 +51,6 @@ def mask_of(length: int, at: I64) -> Mask:
     mask = np.zeros(length, np.bool_)
     mask[at] = True
     return mask
-
-
-def bits_of(word: int) -> list[int]:
-    return [p for p in range(word.bit_length()) if word >> p & 1]
 
 
 def indexed(run: Run, names: tuple[str, ...]) -> tuple[U64, I64]:

@@ -19,7 +19,7 @@ from schemas.block import NO_WATERMARK
 from schemas.rows import I64, U64, Mask
 from topology.shapes import Shape
 
-ENTRY = np.dtype([("hash", "u8"), ("left", "u8"), ("right", "u8"), ("votes", "u8"), ("since", "i8"), ("last", "i8")])
+ENTRY = np.dtype([("hash", "u8"), ("left", "u8"), ("votes", "u8"), ("since", "i8"), ("last", "i8"), ("polled", "u1")])
 INTERVAL = np.dtype([("hash", "u8"), ("start", "i8"), ("end", "i8"), ("last", "i8")])
 Table = npt.NDArray[Any]
 _MOMENT_BITS = 43
@@ -60,7 +60,7 @@ class ShapeTable:
         self.entries["votes"][at] |= bit
         self.entries["last"][at] = np.maximum(self.entries["last"][at], last)
         fresh = given[~known].copy()
-        fresh["votes"], fresh["since"], fresh["last"] = bit, _NEVER, last
+        fresh["votes"], fresh["since"], fresh["last"], fresh["polled"] = bit, _NEVER, last, 0
         if len(fresh):
             self.entries = np.sort(np.concatenate([self.entries, fresh]), order="hash")
         agreed = self.shape.authority | (self.entries["votes"] == self.everyone)
@@ -69,6 +69,15 @@ class ShapeTable:
         self._index()
         begun: U64 = self.entries["hash"][begins].copy()
         return begun
+
+    def poll(self) -> Table:
+        """The entries that some but not all want suspended and nobody was asked about; they count as asked from now on."""
+        if self.shape.authority or not len(self.entries):
+            return self.entries[:0]
+        open_ = (self.entries["since"] == _NEVER) & (self.entries["polled"] == 0)
+        self.entries["polled"][open_] = 1
+        found: Table = self.entries[open_].copy()
+        return found
 
     def retract(self, hashes: U64, voter: int, now: int, last: int) -> Table:
         """Take votes back; gives the entries that were active until now."""
@@ -91,9 +100,9 @@ class ShapeTable:
         at = np.searchsorted(self.entries["hash"], hashes)
         np.maximum.at(self.entries["last"], at, ends)
 
-    def forget(self, horizon: int, keep: Mask) -> Table:
-        """Drop the entries that no row can matter to any more; gives them."""
-        gone = (self.entries["last"] < horizon) & ~keep
+    def forget(self, horizon: int, unseen: int, keep: Mask) -> Table:
+        """Drop the intervals that no row can matter to any more, and the entries of which none came since `unseen`; gives these."""
+        gone = (self.entries["last"] < unseen) & ~keep
         found: Table = self.entries[gone]
         old = self.intervals["last"] < horizon
         if gone.any() or old.any():
@@ -156,3 +165,7 @@ def among(values: npt.NDArray[Any], ordered: npt.NDArray[Any]) -> Mask:
         return np.zeros(len(values), np.bool_)
     at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
     return np.asarray(ordered[at] == values, np.bool_)
+
+
+def bits_of(word: int) -> list[int]:
+    return [p for p in range(word.bit_length()) if word >> p & 1]

@@ -10,7 +10,7 @@ position; so a restart repeats rows (dropped downstream by source offset) and ne
 import logging
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -26,6 +26,7 @@ from services.ingest.alignment import Backlog, Place, may_go
 from services.runtime.control import wait_for_plans
 from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
+from services.runtime.flow import Flow
 from services.runtime.health import Health
 from services.runtime.kafka import client_config, source_partitions
 from services.runtime.producer import Sender
@@ -37,6 +38,7 @@ from topology.plan import Plan
 log = logging.getLogger("joinmesh.ingest")
 FETCH = 20_000  # records a round
 PER_PARTITION = 4_000  # records of one partition a round, so that streams advance together
+PER_PARTITION_LEAST = 100  # when receivers are slow: what is sent in one round cannot be called back
 LINGER_S = 0.03
 COMMIT_S = 1.0
 BACKLOG_MOST = 40_000  # fetched and waiting, per partition, before its fetching is paused
@@ -57,14 +59,20 @@ def serve(arguments: Arguments) -> None:
     ))  # fmt: skip
     reporter = Reporter(mesh, sender.producer, "ingest", f"ingest-{instance}")
     counts = source_partitions(mesh, [mesh.streams[name] for name in used])
-    Ingest(mesh, plans, counts, consumer, sender, reporter, health=arguments.new_health()).run()
+    flows = [
+        Flow(mesh, name, list(dict.fromkeys(topics.node_in(mesh.name, name, route.node) for route in plan.routes)), sender.delivered)
+        for name, (published, plan) in plans.items()
+        if published.feedback != "off"
+    ]
+    Ingest(mesh, plans, counts, consumer, sender, reporter, health=arguments.new_health(), flows=flows).run()
 
 
 class Ingest:
     def __init__(
         self, mesh: Mesh, plans: Mapping[str, tuple[PlanPublished, Plan]], counts: Mapping[str, int], consumer: Any, sender: Any,
-        reporter: Reporter | None, incarnation: int | None = None, health: Health | None = None,
+        reporter: Reporter | None, incarnation: int | None = None, health: Health | None = None, flows: Sequence[Flow] = (),
     ) -> None:  # fmt: skip
+        self.flows, self.per_round = flows, PER_PARTITION_LEAST if flows else PER_PARTITION
         self.mesh, self.stopping = mesh, False
         self.consumer, self.sender, self.reporter, self.health = consumer, sender, reporter, health or Health()
         streams = [mesh.streams[name] for name in mesh.streams if name in counts]
@@ -97,7 +105,7 @@ class Ingest:
             self.health.beat()
             # After a round with work there is likely more at hand; after one without, wait for fetches or for others to catch up.
             self._fetch(0.0 if progressed else LINGER_S)
-            progressed = self._round()
+            progressed = self._may_send() and self._round()
             self.sender.check()
             if time.monotonic() >= commit_due:
                 self._commit()
@@ -183,6 +191,16 @@ class Ingest:
         else:
             log.warning("fetching: %s", error.str())
 
+    def _may_send(self) -> bool:
+        """Whether receivers that want short queues have room; a round is smaller the slower they are."""
+        if not self.flows:
+            return True
+        if any(flow.is_ahead for flow in self.flows):
+            self.per_round = max(PER_PARTITION_LEAST, self.per_round // 2)
+            return False
+        self.per_round = min(PER_PARTITION, self.per_round + self.per_round // 4)
+        return True
+
     def _round(self) -> bool:
         now = time.monotonic()
         rows: dict[str, list[Rows]] = {}
@@ -190,7 +208,7 @@ class Ingest:
             self.first_event_ms = int(time.time() * 1000)
         for place in may_go(self.backlogs, self.slack_ms, now):
             backlog = self.backlogs[place]
-            offsets, values = backlog.take(PER_PARTITION)
+            offsets, values = backlog.take(self.per_round)
             topic, partition = place
             stream = self.by_topic[topic]
             reader = self.readers[stream]

@@ -25,6 +25,7 @@ from schemas.errors import JoinmeshError, StateError
 from schemas.mesh import Mesh
 from services.join_node.host import PartitionHost
 from services.runtime.control import wait_for_plans
+from services.runtime.flow import Flow, Places
 from services.runtime.health import Health
 from services.runtime.producer import Sender
 from services.runtime.report import Durations, Reporter
@@ -91,7 +92,13 @@ class NodeWorker:
         self.cache, self.sender, self.steps = Cache(), Sender(mesh), Durations()
         # Read before the consumer starts: Faust delivers all topics through one loop, so waiting for the control topic inside it would
         # wait for ever behind a full input buffer.
-        ((self.published, _),) = wait_for_plans(mesh, [query]).values()
+        ((self.published, plan),) = wait_for_plans(mesh, [query]).values()
+        self.places: Places | None = None
+        self.flow: Flow | None = None
+        if self.published.feedback != "off":
+            self.places, target = Places(mesh, query), plan.node(node).target
+            if target != "out":
+                self.flow = Flow(mesh, query, [topics.node_in(mesh.name, query, target)], self.sender.delivered)
         self.hosts: dict[int, PartitionHost] = {}
         self.input_topic = topics.node_in(mesh.name, query, node)
         self.control_topic = topics.control(mesh.name)
@@ -129,7 +136,7 @@ class NodeWorker:
         raw: dict[str, Any] = {"key_serializer": "raw", "value_serializer": "raw", "key_type": bytes, "value_type": bytes, "acks": False}
         app.agent(app.topic(self.input_topic, **raw), name="join")(self._join)
         app.agent(app.topic(self.control_topic, **raw), name="control")(self._control)
-        if self.published.feedback == "on":
+        if self.published.feedback != "off":
             app.agent(app.topic(self.feedback_topic, **raw), name="feedback")(self._relay)
         app.on_partitions_revoked.connect(self._revoked)
         app.task(self._tend)
@@ -226,7 +233,7 @@ class NodeWorker:
             self._guard(host.take, message.offset, message.value)
             self.taken += 1
             self.sender.producer.poll(0)
-            while self.sender.unacknowledged > UNACKNOWLEDGED_MOST:
+            while self.sender.unacknowledged > UNACKNOWLEDGED_MOST or (self.flow is not None and self.flow.is_ahead):
                 await asyncio.sleep(0.005)
                 self.sender.producer.poll(0)
 
@@ -256,6 +263,8 @@ class NodeWorker:
             await asyncio.sleep(0.05)
             try:
                 self.sender.check()
+                if self.places is not None:
+                    self.places.publish({(self.input_topic, p): host.memo.offsets.get("in", 0) for p, host in self.hosts.items()})
                 if self.reporter.is_due:
                     self._report()
             except JoinmeshError as error:

@@ -30,17 +30,20 @@ class Sender:
         self.producer = Producer(config, logger=_logger)
         self.failed: KafkaError | None = None
         self.unacknowledged = 0
+        self.delivered: dict[tuple[str, int], int] = {}  # (topic, partition) -> the offset behind our last record there
         self._moved = time.monotonic()  # when something was last delivered, or given after a time without
 
     def send(
         self, topic: str, partition: int, value: bytes, key: bytes | None = None, done: Callable[[], None] | None = None
     ) -> None:
-        def delivered(error: KafkaError | None, _: Message) -> None:
+        def delivered(error: KafkaError | None, message: Message) -> None:
             self.unacknowledged -= 1
             self._moved = time.monotonic()
             if error is not None:
                 self.failed = error
-            elif done is not None:
+                return
+            self.delivered[topic, partition] = (message.offset() or 0) + 1
+            if done is not None:
                 done()
 
         if self.unacknowledged == 0:

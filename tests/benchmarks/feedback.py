@@ -19,6 +19,7 @@ from confluent_kafka import Producer
 from schemas.mesh import Mesh, parse_mesh
 from services.broker import LocalBroker
 from services.runtime.kafka import Topic, ensure_topics
+from services.supervisor.reports import ReportReader
 from tests.benchmarks.__main__ import Meter, committed, first_event, running, wait_for_results
 
 PARTITIONS = 4
@@ -89,10 +90,22 @@ def measure(bootstrap: str, home: Path, feedback: str, count: int, expected: int
         begin = first_event(bootstrap, f"sparse{feedback}")
         end = wait_for_results(bootstrap, f"sparse{feedback}.four.results", expected, 900)
         meter.stop()
+        made = composites(parse_mesh(file.read_text(), str(file)))
     return {
         "events/s": round(count / (end - begin)), "seconds": round(end - begin, 1), "CPU s": round(meter.cpu(begin, end), 1), "peak memory MB": round(meter.peak_mb()),
-        "results": committed(bootstrap, f"sparse{feedback}.four.results"),
+        "composites": made, "results": committed(bootstrap, f"sparse{feedback}.four.results"),
     }  # fmt: skip
+
+
+def composites(mesh: Mesh) -> int:
+    """Rows that j1 and j2 made, as they report them."""
+    time.sleep(1.5)  # a report comes once a second
+    reader = ReportReader(mesh)
+    try:
+        reports = reader.read_tail([f"four.{node}" for node in ("j1", "j2")])
+        return sum(report["rows_out"] for name, report in reports.items() if name.startswith(("four.j1", "four.j2")))
+    finally:
+        reader.close()
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from schemas.errors import BlockError
 from schemas.mesh import FieldType, Stream
 from schemas.rows import Rows
 from topology.cql import parse_query
+from topology.feedback_blocks import changed_tables
 from topology.node import JoinNode
 from topology.plan import build_plan
 from topology.subtuples import LEFT, SHAPE, TICKET, VALUE
@@ -83,14 +84,14 @@ def feedback_blocks() -> Iterator[tuple[str, int, list[tuple[int, Block]]]]:
 
 
 def about_demand(h: Header, node: str) -> bool:
-    return h.kind in ("suspend", "resume", "release", "resume-done") or (h.kind == "watermark" and h.sender == PLAN.node(node).target)
+    return h.kind in ("suspend", "resume", "release", "resume-done", "poll") or (h.kind == "watermark" and h.sender == PLAN.node(node).target)
 
 
 def snapshot(node: JoinNode) -> Any:
     assert node.feedback is not None
     node.feedback.changed |= {f"s{i}" for i in range(len(node.feedback.suspended.tables))}
     node.feedback.changed |= {f"d{i}" for i, d in enumerate(node.feedback.demands) if d is not None}
-    return msgspec.msgpack.encode(node.memo), node.feedback.stored()
+    return msgspec.msgpack.encode(node.memo), changed_tables(node.feedback)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def runs() -> list[tuple[str, int, list[tuple[int, Block]]]]:
 
 def test_every_kind_is_there(runs: list[Any]) -> None:
     kinds = {block.header.kind for _, _, blocks in runs for _, block in blocks}
-    assert {"suspend", "resume", "release", "resume-done", "rows", "watermark"} <= kinds
+    assert {"suspend", "resume", "release", "resume-done", "poll", "rows", "watermark"} <= kinds
 
 
 def test_forged_feedback_is_refused_and_changes_nothing(runs: list[Any]) -> None:
@@ -126,7 +127,7 @@ def test_a_mesh_without_feedback_refuses_it(runs: list[Any]) -> None:
     for node_id, partition, blocks in runs:
         node = JoinNode(PLAN, node_id, partition, PARTITIONS)
         for offset, block in blocks:
-            if block.header.kind in ("suspend", "resume", "release", "resume-done"):
+            if block.header.kind in ("suspend", "resume", "release", "resume-done", "poll"):
                 with pytest.raises(BlockError):
                     node.step(offset, block)
                 refused += 1
