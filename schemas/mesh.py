@@ -41,7 +41,7 @@ class Stream:
     format: str = "json"
 
 
-Feedback = Literal["on", "off"]
+Feedback = Literal["on", "off", "auto"]
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,10 @@ class _Reader:
             raise self.fail(f"{what} `{text}` must be a letter or _ followed by letters, digits or _", node)
         return text
 
-    def on_or_off(self, node: yaml.Node, what: str) -> Feedback:
+    def feedback(self, node: yaml.Node, what: str) -> Feedback:
         text = self.text(node, what)
-        if text not in ("on", "off"):
-            raise self.fail(f"{what} is `{text}`; write on or off", node)
+        if text not in ("on", "off", "auto"):
+            raise self.fail(f"{what} is `{text}`; write on, off or auto", node)
         return cast(Feedback, text)
 
     def duration(self, node: yaml.Node, what: str) -> int:
@@ -208,7 +208,7 @@ class _Reader:
             streams=streams,
             queries={self.name(k, "query", v): self.text(v, f"query `{k}`") for k, v in queries.items()},
             plans={k: self.text(v, f"plan of `{k}`") for k, v in plans.items()},
-            feedback={k: self.on_or_off(v, f"feedback of `{k}`") for k, v in feedback.items()},
+            feedback={k: self.feedback(v, f"feedback of `{k}`") for k, v in feedback.items()},
             file=self.file,
             query_lines={k: v.start_mark.line + (2 if getattr(v, "style", None) in ("|", ">") else 1)
                          for k, v in queries.items()},

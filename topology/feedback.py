@@ -22,15 +22,15 @@ import numpy.typing as npt
 from schemas.block import NO_WATERMARK, Block, Header, Kind
 from schemas.rows import I64, U64, Mask, Rows
 from topology.demand import NO_PARTNER, NOT_WANTED, Demand, Ticket
-from topology.expression import Column
+from topology.detection import not_wanted, without_partner
 from topology.feedback_blocks import OF_CONSUMER, OF_PRODUCER, changed_tables
+from topology.policy import Weighed
 from topology.shapes import Shape, shape_hash, shapes_of
 from topology.state import Run
 from topology.subtuples import (
     TICKET,
     entries_of,
     indexed,
-    mask_of,
     pack,
     present,
     rows_with,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 ARRIVED = "#n"  # at which moment (offset of the input topic) a stored row came
 _HIDDEN = ("hidden",)
+COUNTED = 8  # of the blocks with rows that wait, one is looked at for how many pairs they would have made
 KEPT_WINDOWS = 4  # how long a value stays suspended behind its last row: most come again
 PARTITIONS_MOST = 64  # sets of partitions are words
 
@@ -58,11 +59,16 @@ class FeedbackMemo(msgspec.Struct):
     values_suspended: int = 0
     values_resumed: int = 0
     pairs_resumed: int = 0
+    blocks_sent: int = 0  # about demand, to producers and to the consumer
+    bytes_sent: int = 0  # of these; counted by the host, which encodes them
+    weighed: list[Weighed] | None = None  # per side, with `auto`
 
 
 class Feedback:
-    def __init__(self, join: "JoinNode", memo: FeedbackMemo) -> None:
+    def __init__(self, join: "JoinNode", memo: FeedbackMemo, auto: bool = False) -> None:
         self.join, self.memo = join, memo
+        if auto and memo.weighed is None:
+            memo.weighed = [Weighed(), Weighed()]
         shapes = shapes_of(join.plan)
         self.suspended = Suspended.of(shapes.get(join.node.id, ()), join.partitions, memo.reached)
         self.demands: list[Demand | None] = [
@@ -91,7 +97,44 @@ class Feedback:
         self._report(effects)
         effects.sends += [self.join.send_to(partition, "resume-done", pack([], ticket)) for partition, ticket in self._done]
         self._done.clear()
+        self._count(effects)
         effects.tables = changed_tables(self)
+
+    def _count(self, effects: "Effects") -> None:
+        """What this step said about demand: for reports, and for the policy of the side it is about."""
+        for send in effects.sends:
+            header = send.block.header
+            if is_feedback(header, self.consumer or "") or send.back:
+                values = 0 if send.block.rows is None else len(send.block.rows)
+                self.memo.blocks_sent += 1
+                if send.back and self.memo.weighed is not None:
+                    self.memo.weighed[header.side].paid(blocks=1, values=values)
+
+    def weigh(self, side: int, run: Run, header: Header, effects: "Effects") -> None:
+        """With `auto`, at the end of a block of rows: does feedback on this side pay?"""
+        if self.memo.weighed is None or self.demands[side] is None:
+            return
+        weighed = self.memo.weighed[side]
+        weighed.heard(header.sender_partition, header.avoided, self.join.partitions)
+        if weighed.speaks:
+            weighed.paid(rows=len(run))
+        elif weighed.looks:
+            useless, values = np.zeros(len(run), np.bool_), [np.empty(0, np.uint64)]
+            for _, at, shown in [*self._without_partner(side, run), *self._not_wanted(side, run)]:
+                useless[at] = True
+                values.append(shown)
+            weighed.looked(int(useless.sum()), np.concatenate(values))
+        if weighed.turn() and not weighed.speaks:
+            self._resume_all(side, effects)
+
+    def _resume_all(self, side: int, effects: "Effects") -> None:
+        demand = self.demands[side]
+        assert demand is not None
+        asked = [(i, table["hash"].copy()) for i, table in enumerate(demand.tables)]
+        self._ask(side, asked, NO_PARTNER | NOT_WANTED, [], self.suspended.kept_from, effects)
+
+    def _speaks(self, side: int) -> bool:
+        return self.memo.weighed is None or self.memo.weighed[side].speaks
 
     @property
     def hold(self) -> int:
@@ -116,6 +159,8 @@ class Feedback:
         if not waits.any():
             return run
         self.memo.rows_diverted += int(waits.sum())
+        if self.join.memo.blocks_in % COUNTED == 0:
+            self.memo.pairs_avoided += COUNTED * self.join.candidates(side, run.take(np.flatnonzero(waits)))
         return run.take(np.flatnonzero(~waits))
 
     def hidden(self, side: int, run: Run) -> Mask | None:
@@ -186,38 +231,23 @@ class Feedback:
 
     def detect(self, side: int, run: Run, sender_partition: int) -> None:
         """Suspend the minimal sub-tuples of these rows that have no partner (Identify_MNS), and again what waits here anyway."""
-        demand, other = self.demands[side], self.join.states[1 - side]
-        if demand is None:
+        if self.demands[side] is None or not self._speaks(side):
             return
         across = self.demands[1 - side]
-        found: list[tuple[set[Column], Mask]] = []  # sub-tuples without a partner, and the rows that show them
-        for i, shape in enumerate(demand.shapes):
-            if shape.opposite is None or (not shape.columns and any(True for _ in other.segments())):
-                continue
-            open_rows = np.ones(len(run), np.bool_)  # those of which no smaller part is found already
-            for columns, mask in found:
-                if columns <= set(shape.columns):
-                    open_rows &= ~mask
-            at = np.flatnonzero(open_rows)
-            if not at.size:
-                continue
-            shown = shape_hash(run.rows.take(at) if at.size < len(run) else run.rows, shape.names)
-            if shape.columns:
-                missing = ~present(other, tuple(map(str, shape.opposite)), shown)
-                at, shown = at[missing], shown[missing]
-            if at.size:
-                found.append((set(shape.columns), mask_of(len(run), at)))
-                _, first = np.unique(shown, return_index=True)
-                self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, across, None)
-        for i, mine in self._passed[side].items():
-            table = self.suspended.tables[i]
-            if len(table.active):  # rows that came although our consumer does not want them: say it again
-                shown = shape_hash(run.rows, table.shape.names)
-                covered = table.covers(shown)
-                if covered.any():
-                    _, first = np.unique(shown[covered], return_index=True)
-                    rows = run.rows.take(np.flatnonzero(covered)[first])
-                    self._suspend(side, mine, rows, NOT_WANTED, None, sender_partition)
+        for i, at, shown in self._without_partner(side, run):
+            _, first = np.unique(shown, return_index=True)
+            self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, across, None)
+        for i, at, shown in self._not_wanted(side, run):
+            _, first = np.unique(shown, return_index=True)
+            self._suspend(side, i, run.rows.take(at[first]), NOT_WANTED, None, sender_partition)
+
+    def _without_partner(self, side: int, run: Run) -> Iterator[tuple[int, I64, U64]]:
+        demand = self.demands[side]
+        assert demand is not None
+        return without_partner(demand.shapes, run, self.join.states[1 - side])
+
+    def _not_wanted(self, side: int, run: Run) -> Iterator[tuple[int, I64, U64]]:
+        return not_wanted([(self.suspended.tables[i], mine) for i, mine in self._passed[side].items()], run)
 
     def _suspend(self, side: int, i: int, rows: Rows, why: int, across: Demand | None, only: int | None) -> None:
         """Tell the producer not to make these sub-tuples: one row of each, in order of their hashes."""
@@ -336,7 +366,7 @@ class Feedback:
         begun = table.vote(entries, voter, now, self._latest())
         self.changed.add(f"s{i}")
         for side in (0, 1):
-            if i in self._passed[side] and len(begun):
+            if i in self._passed[side] and len(begun) and self._speaks(side):
                 self._say(side, self._passed[side][i], entries_of(begun), NOT_WANTED, None, None)
 
     def _resumed(self, rows: Rows, voter: int, now: int, effects: "Effects") -> Rows | None:
@@ -423,7 +453,8 @@ class Feedback:
             "suspended_here": sum(len(t.active) for t in self.suspended.tables),
             "suspended_above": sum(int((t["told"] != 0).sum()) for d in self.demands if d is not None for t in d.tables),
             "rows_diverted": memo.rows_diverted, "pairs_avoided": memo.pairs_avoided, "pairs_resumed": memo.pairs_resumed,
-            "values_suspended": memo.values_suspended, "values_resumed": memo.values_resumed,
+            "values_suspended": memo.values_suspended, "values_resumed": memo.values_resumed, "blocks_sent": memo.blocks_sent, "bytes_sent": memo.bytes_sent,
+            "sides_speaking": sum(d is not None and self._speaks(side) for side, d in enumerate(self.demands)),
         }  # fmt: skip
 
 

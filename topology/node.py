@@ -28,7 +28,7 @@ from topology.feedback_blocks import check_feedback, restore_tables
 from topology.frames import Conditions
 from topology.hashing import hash_key, is_exact
 from topology.plan import Input, Plan
-from topology.state import MemoryStore, Run, Segment, SegmentStore, WindowState, matches
+from topology.state import MemoryStore, Run, Segment, SegmentStore, WindowState, count_matches, matches
 from topology.window import HASH, OFFSET_BITS, OFFSET_MASK, part_id, part_time, validity
 
 SEQUENCE_BITS = 20
@@ -117,7 +117,7 @@ class JoinNode:
         incarnation: int = 1,
         stores: tuple[SegmentStore, SegmentStore] | None = None,
         memo: Memo | None = None,
-        feedback: bool = False,
+        feedback: bool | str = False,
     ) -> None:
         self.plan, self.node = plan, plan.node(node)
         self.partition, self.partitions, self.incarnation = partition, partitions, incarnation
@@ -141,7 +141,7 @@ class JoinNode:
         self.feedback: Feedback | None = None
         if feedback and partitions <= PARTITIONS_MOST and len(plan.nodes) > 1:
             self.memo.feedback = self.memo.feedback or FeedbackMemo()
-            self.feedback = Feedback(self, self.memo.feedback)
+            self.feedback = Feedback(self, self.memo.feedback, auto=feedback == "auto")
 
     def restore(self, segments: tuple[list[Segment], list[Segment]], tables: dict[str, bytes] | None = None) -> None:
         for state, found in zip(self.states, segments, strict=True):
@@ -195,6 +195,7 @@ class JoinNode:
         output = self._join(side, self.feedback.probing(side, run))
         self._insert(side, run)
         self.feedback.detect(side, run, header.sender_partition)
+        self.feedback.weigh(side, run, header, effects)
         return output
 
     @property
@@ -253,6 +254,11 @@ class JoinNode:
     def join_again(self, side: int, stored: Run) -> tuple[Rows | None, I64]:
         """Composites of rows that are stored already, and the moment when the later row of each came."""
         return self._pairs(side, stored, moments=True)
+
+    def candidates(self, side: int, probe: Run) -> int:
+        """How many pairs of these rows the key alone would allow; cheap, because none is made."""
+        reachable = self.states[1 - side].reachable(int(probe.starts.min()), int(probe.ends.max())) if len(probe) else ()
+        return sum(count_matches(probe, run) for run in reachable)
 
     def _pairs(self, side: int, probe: Run, moments: bool = False) -> tuple[Rows | None, I64]:
         """Every pair of `probe` with the other side's state, key equality and residuals verified."""
@@ -360,6 +366,7 @@ class JoinNode:
             epoch=self.memo.epoch,
             side=side,
             watermark=watermark,
+            avoided=0 if self.memo.feedback is None else self.memo.feedback.pairs_avoided,
         )
 
 

@@ -35,7 +35,7 @@ class Log:
 
 class TopologyDriver:
     def __init__(
-        self, plan: Plan, streams: Mapping[str, Stream], *, partitions: int = 2, source_partitions: int = 2, feedback: bool = False,
+        self, plan: Plan, streams: Mapping[str, Stream], *, partitions: int = 2, source_partitions: int = 2, feedback: bool | str = False,
     ) -> None:
         self.plan, self.partitions = plan, partitions
         used = dict.fromkeys(source.stream for source in plan.query.sources)  # in order: a seed must replay

@@ -34,11 +34,12 @@ class Plan:
     faults: dict[str, int]
     failpoints: str = ""  # as JOINMESH_FAILPOINT
     times: int = 20
+    feedback: str = "off"
 
 
 def run_chaos(plan: Plan, folder: Path | None, say: Say) -> tuple[bool, list[Done], dict[str, Any]]:
     """Whether it passed, what was done, the audit's verdict. The folder is kept unless all went well or it was given."""
-    world = World(folder or Path(tempfile.mkdtemp(prefix="joinmesh-chaos-")), say)
+    world = World(folder or Path(tempfile.mkdtemp(prefix="joinmesh-chaos-")), say, plan.feedback)
     world.folder.mkdir(parents=True, exist_ok=True)
     passed = False
     try:
@@ -98,6 +99,11 @@ def _run(plan: Plan, world: World, say: Say) -> tuple[bool, list[Done], dict[str
     if plan.faults.get("disk-full"):
         time.sleep(1)
     world.command("up", "-f", world.file, "--data", world.data, "--until-idle", 2, log="up.log")
+    if plan.feedback != "off":
+        said = world.feedback()
+        say("feedback: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in said.items()))
+        if plan.feedback == "on" and not said.get("values_suspended"):
+            raise RuntimeError("no join gave any feedback, so nothing was shown; use more events")
     say("auditing")
     report = world.folder / "report"
     passed = world.command("audit", "-f", world.file, "--report", report, check=False, log="audit.log") == 0

@@ -35,13 +35,14 @@ queries:
     SELECT a.v, c.w, d.u
     FROM a [RANGE 20 SECONDS], b [RANGE 15 SECONDS], c [RANGE 25 SECONDS], d [RANGE 20 SECONDS]
     WHERE a.k = b.k AND b.n = c.n AND c.o = d.o
+feedback: {{four: {feedback}}}
 """
 SERVICES = ("ingest", "four.j1", "four.j2", "four.j3", "four.sink", "controller")
 
 
 class World:
-    def __init__(self, folder: Path, say: Say) -> None:
-        self.folder, self.say = folder, say
+    def __init__(self, folder: Path, say: Say, feedback: str = "off") -> None:
+        self.folder, self.say, self._feedback = folder, say, feedback
         self.file, self.data = folder / "mesh.yaml", folder / "data"
         self.broker = LocalBroker(folder / "broker", tied=True, progress=say)
         self.up: subprocess.Popen[bytes] | None = None
@@ -50,7 +51,7 @@ class World:
 
     def start_broker(self) -> None:
         self.broker.start()
-        self.file.write_text(MESH.format(bootstrap=self.broker.bootstrap))
+        self.file.write_text(MESH.format(bootstrap=self.broker.bootstrap, feedback=self._feedback))
 
     @property
     def mesh(self) -> Mesh:
@@ -147,6 +148,17 @@ class World:
             raise RuntimeError(f"after the fault at {target} the mesh did not work again within {limit_s:.0f} s; see {self.folder / 'up.log'}")
         finally:
             reader.close()
+
+    def feedback(self) -> dict[str, int]:
+        """What the nodes did with feedback, as they last reported it."""
+        reader, total = ReportReader(self.mesh), dict[str, int]()
+        try:
+            for report in reader.read_tail().values():
+                for name, count in (report.get("feedback") or {}).items():
+                    total[name] = total.get(name, 0) + count
+        finally:
+            reader.close()
+        return total
 
     @staticmethod
     def _works(service: str, reports: dict[str, Report], since: float) -> bool:

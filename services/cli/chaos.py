@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--faults", default="kill:6,broker-kill:1,wipe:1", help="what and how often (default: %(default)s)")
     parser.add_argument("--failpoints", default="", metavar="POINT:N,…", help="die at these points of the step, every N-th time")
     parser.add_argument("--times", type=int, default=20, help="deaths per failpoint (default: 20)")
+    parser.add_argument("--feedback", choices=("on", "off", "auto"), default="off", help="whether the joins give feedback (default: off)")
     parser.add_argument("--folder", type=Path, help="keep broker, state, logs and report here (default: a temporary folder)")
 
 
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         if name not in FAULTS:
             raise JoinmeshError(f"no fault `{name}`; use {', '.join(FAULTS)}, or none")
         faults[name] = int(count or 1)
-    plan = Plan(args.seed, args.events, args.rate, faults, args.failpoints, args.times)
+    plan = Plan(args.seed, args.events, args.rate, faults, args.failpoints, args.times, args.feedback)
     passed, done, verdict = run_chaos(plan, args.folder, lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", flush=True))
     print(table(["fault", "target", "times", "median recovery", "worst"], [list(map(str, row)) for row in summary(done)], ["times"]))
     for query, counts in verdict.get("queries", {}).items():

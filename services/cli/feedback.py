@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     mesh = mesh_of(args)
     if args.query is not None and args.query not in mesh.queries:
         raise JoinmeshError(f"no query `{args.query}` in {mesh.file}; there is {', '.join(mesh.queries)}")
-    running = {name: plan for name, plan in read_plans(mesh).items() if plan.feedback == "on" and args.query in (None, name)}
+    running = {name: plan for name, plan in read_plans(mesh).items() if plan.feedback != "off" and args.query in (None, name)}
     if not running:
         raise JoinmeshError(f"no query of mesh {mesh.name} runs with feedback; write `feedback: {{{args.query or next(iter(mesh.queries))}: on}}` into {mesh.file}")
     shapes: dict[str, list[str]] = {}

@@ -21,7 +21,7 @@ EXAMPLES = """examples:
 WATCH_S = 2.0
 STALE_MS = 15_000  # services report every second or so: an older report means that the service is not running
 _COUNTS = ("events_in", "rows_in", "rows_out", "late", "dead", "null_keys", "filtered", "lag")
-_FEEDBACK = ("suspended_here", "suspended_above", "rows_diverted", "pairs_avoided", "pairs_resumed", "values_suspended", "values_resumed")
+_FEEDBACK = ("suspended_here", "suspended_above", "rows_diverted", "pairs_avoided", "pairs_resumed", "values_suspended", "values_resumed", "blocks_sent", "bytes_sent", "sides_speaking")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def render(mesh: str, expected: list[str], reports: "dict[str, Report]", now_ms:
             rows.append(_service_row(instance, report, now_ms))
             states += [_state_row(instance, side) for side in report.get("state") or []]
             if report.get("feedback"):
-                feedback.append([instance, *(number(report["feedback"].get(name)) for name in _FEEDBACK)])
+                feedback.append([instance, *((size if name == "bytes_sent" else number)(report["feedback"].get(name)) for name in _FEEDBACK)])
             alarms += [f"{instance}: {text}" for text in report.get("alarms") or []]
     columns = [name.replace("_", " ") for name in _COUNTS]
     text = f"mesh {mesh}\n\n" + table(["service", "reported", *columns, "watermark", "step p50", "step p99"], rows, right=[*columns, "step p50", "step p99"])

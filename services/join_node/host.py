@@ -22,6 +22,7 @@ from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
 from services.runtime.report import Durations
 from services.runtime.store import NodeStore, OutboxEntry, SideStore
+from topology.feedback_blocks import OF_PRODUCER
 from topology.node import Effects, JoinNode, Memo
 
 log = logging.getLogger("joinmesh.node")
@@ -70,7 +71,7 @@ class PartitionHost:
         plan = derive_plan(self.mesh, message)
         node = JoinNode(
             plan, self.node_id, self.partition, self.mesh.partitions, epoch=message.epoch,
-            incarnation=self.database.incarnation, stores=self.stores, memo=self.memo, feedback=message.feedback == "on",
+            incarnation=self.database.incarnation, stores=self.stores, memo=self.memo, feedback=message.feedback != "off" and message.feedback,
         )  # fmt: skip
         node.restore(self.database.restore(node.windows), self.database.tables())
         return node
@@ -128,7 +129,10 @@ class PartitionHost:
             effects = self.node.step(offset, decode_block(data))
         except BlockError as error:
             return Effects(), [self._set_aside("in", offset, data, error)]
-        return effects, [OutboxEntry(self._topic(s.target, s.back), s.partition, encode_block(s.block)) for s in effects.sends]
+        sends = [(s, OutboxEntry(self._topic(s.target, s.back), s.partition, encode_block(s.block))) for s in effects.sends]
+        if self.memo.feedback is not None:
+            self.memo.feedback.bytes_sent += sum(len(entry.value) for s, entry in sends if s.back or s.block.header.kind in OF_PRODUCER)
+        return effects, [entry for _, entry in sends]
 
     def _set_aside(self, kind: str, offset: int, data: bytes | None, error: BlockError) -> OutboxEntry:
         """A dead letter, durable with the offset that passes it over."""

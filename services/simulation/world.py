@@ -29,7 +29,9 @@ from services.runtime import failpoints
 from services.simulation.broker import Record, SimBroker, SimSender
 from services.simulation.case import draw_case
 from services.simulation.processes import Disk, IngestProcess, NodeProcess, Process, SimulatedCrash, SinkProcess
+from topology import policy
 from topology.plan import Plan
+from topology.policy import RESTLESS
 
 NodeKey = tuple[str, int]
 TRACE_SHOWN = 30
@@ -308,6 +310,7 @@ class World:
                     self.stats["pairs avoided"] += memo.feedback.pairs_avoided
                     self.stats["rows diverted"] += memo.feedback.rows_diverted
                     self.stats["pairs resumed"] += memo.feedback.pairs_resumed
+                    self.stats["sides that began or ceased to speak"] += sum(w.changes for w in memo.feedback.weighed or ())
 
     def audit(self) -> None:
         case = self.case
@@ -350,6 +353,7 @@ class World:
                 mock.patch.object(host_module, "derive_plan", self._derive_plan),
                 mock.patch.object(router_module, "MAX_BLOCK_BYTES", self.block_bytes),
                 mock.patch.object(node_module, "cut", cut),
+                mock.patch.multiple(policy, **RESTLESS),
             ):
                 yield
         finally:

@@ -6,20 +6,23 @@ failing seed prints itself; `case(seed)` replays it.
 
 import random
 from collections import Counter
+from unittest import mock
 
 import pytest
 
 from schemas.mesh import FieldType, Stream
 from tests.topology.test_mesh_equals_oracle import edges_of, random_tree
+from topology import policy
 from topology.cql import parse_query
 from topology.oracle import Event, truth
 from topology.plan import build_plan
+from topology.policy import RESTLESS
 from topology.testing import TopologyDriver
 
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "ts": FieldType.TIMESTAMP}
 SEEDS, CHUNK = 400, 50
 COUNTED = ("pairs_avoided", "rows_diverted", "values_suspended", "values_resumed", "pairs_resumed")
-AT_LEAST = {"pairs_avoided": 2_000, "rows_diverted": 1_500, "values_suspended": 2_000, "values_resumed": 800, "pairs_resumed": 2_000}
+AT_LEAST = {"pairs_avoided": 2_000, "rows_diverted": 1_500, "values_suspended": 2_000, "values_resumed": 800, "pairs_resumed": 2_000, "changes": 200}
 done: Counter[str] = Counter()
 
 
@@ -36,6 +39,11 @@ def draw_text(rng: random.Random, n: int) -> str:
 
 
 def case(seed: int) -> Counter[str]:
+    with mock.patch.multiple(policy, **RESTLESS):
+        return run_case(seed)
+
+
+def run_case(seed: int) -> Counter[str]:
     rng, choice = random.Random(seed), random.Random(f"{seed} interleaving")
     n = rng.choice([3, 3, 4, 4, 5])
     names = [f"r{i}" for i in range(n)]
@@ -43,7 +51,7 @@ def case(seed: int) -> Counter[str]:
     query = parse_query("q", draw_text(rng, n), streams)
     plan = build_plan(query, random_tree(query, rng))
     source_partitions, most, patience, burst = rng.choice([1, 2]), rng.choice([1, 3, 20]), rng.choice([0, 0.05, 0.3]), rng.choice([1, 5, 30])
-    driver = TopologyDriver(plan, streams, partitions=rng.choice([1, 2, 3]), source_partitions=source_partitions, feedback=True)
+    driver = TopologyDriver(plan, streams, partitions=rng.choice([1, 2, 3]), source_partitions=source_partitions, feedback="auto" if seed % 4 == 3 else True)
     values, sparse = rng.choice([2, 3, 4, 6]), {name: rng.choice([0.6, 0.9]) for name in rng.sample(names, rng.choice([1, 1, 2]))}
 
     def run(to_the_end: bool) -> None:
@@ -78,6 +86,7 @@ def case(seed: int) -> Counter[str]:
         assert memo is not None
         assert memo.tickets == [[], []], f"{where}: a resume was never answered"
         counts.update({name: getattr(memo, name) for name in COUNTED})
+        counts["changes"] += sum(w.changes for w in memo.weighed or ())
     return counts
 
 

@@ -1,0 +1,52 @@
+"""Which rows nobody has a use for, and the smallest part of each that says so: Identify_MNS of the JIT paper (section IV-A) over columns of rows at once.
+
+The shapes of an edge are the nodes of the paper's lattice, small ones first. A row whose part is found without a partner is dead for every larger shape that
+contains it, so what is reported is minimal.
+
+Invariant: a reported sub-tuple has no partner in the other side's state; what is not reported costs work and never a row.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from schemas.rows import I64, U64, Mask
+from topology.expression import Column
+from topology.shapes import Shape, shape_hash
+from topology.state import Run, WindowState
+from topology.subtuples import mask_of, present
+from topology.suspended import ShapeTable
+
+Found = tuple[int, I64, U64]  # number of the shape, rows, the hash each shows
+
+
+def without_partner(shapes: Sequence[Shape], run: Run, other: WindowState) -> Iterator[Found]:
+    """The minimal sub-tuples of these rows that nothing stored on the other side shows."""
+    found: list[tuple[set[Column], Mask]] = []
+    for i, shape in enumerate(shapes):
+        if shape.opposite is None or (not shape.columns and any(True for _ in other.segments())):
+            continue
+        open_rows = np.ones(len(run), np.bool_)  # those of which no smaller part is found already
+        for columns, mask in found:
+            if columns <= set(shape.columns):
+                open_rows &= ~mask
+        at = np.flatnonzero(open_rows)
+        if not at.size:
+            continue
+        shown = shape_hash(run.rows.take(at) if at.size < len(run) else run.rows, shape.names)
+        if shape.columns:
+            missing = ~present(other, tuple(map(str, shape.opposite)), shown)
+            at, shown = at[missing], shown[missing]
+        if at.size:
+            found.append((set(shape.columns), mask_of(len(run), at)))
+            yield i, at, shown
+
+
+def not_wanted(tables: Sequence[tuple[ShapeTable, int]], run: Run) -> Iterator[Found]:
+    """Sub-tuples that our consumer has suspended here, each table with the number its shape has at the producer."""
+    for table, i in tables:
+        if len(table.active):
+            shown = shape_hash(run.rows, table.shape.names)
+            at = np.flatnonzero(table.covers(shown))
+            if at.size:
+                yield i, at, shown[at]
