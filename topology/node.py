@@ -141,6 +141,11 @@ class JoinNode:
             self.memo.feedback = self.memo.feedback or FeedbackMemo()
             self.feedback = Feedback(self, self.memo.feedback)
 
+    @property
+    def holds_a_table(self) -> bool:
+        """Whether a side holds rows that never end: they can be rebuilt only from the very beginning of the input topic."""
+        return any(self.plan.query.is_static(side.aliases) for side in self.node.inputs)
+
     def restore(self, segments: tuple[list[Segment], list[Segment]], tables: dict[str, bytes] | None = None) -> None:
         for state, found in zip(self.states, segments, strict=True):
             state.restore(found)
@@ -402,15 +407,15 @@ def describe_state(node: JoinNode) -> list[dict[str, Any]]:
     """What each side holds, for reports."""
     held = []
     for side, state, given in zip(node.node.inputs, node.states, node.windows, strict=True):
-        segments = list(state.segments())
+        segments, static = list(state.segments()), node.plan.query.is_static(side.aliases)
         held.append({
             "side": "left" if side is node.node.left else "right",
             "name": side.name,
             "rows": sum(s.rows for s in segments),
             "bytes": sum(s.bytes for s in segments),
             "segments": len(segments),
-            "oldest_ms": min((s.min_start for s in segments), default=None),
-            "newest_ms": max((s.max_start for s in segments), default=None),
-            "window_ms": min(given.values()),
+            "oldest_ms": None if static else min((s.min_start for s in segments), default=None),
+            "newest_ms": None if static else max((s.max_start for s in segments), default=None),
+            "window_ms": -1 if static else min(given.values()),
         })  # fmt: skip
     return held
