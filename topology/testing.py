@@ -54,6 +54,7 @@ class TopologyDriver:
             for partition in range(source_partitions):
                 router.assign(partition, 0)
         self.deleted: dict[tuple[str, int], dict[int, bytes | None]] = {}  # record keys of records without a value
+        self.loaded: set[tuple[str, int]] = set()  # partitions of tables
         self.sources = {(name, p): Log() for name in used for p in range(source_partitions)}
         self.inputs = {(node.id, p): Log() for node in plan.nodes for p in range(partitions)}
         self.backs = {key: Log() for key in self.inputs}  # feedback topics
@@ -95,7 +96,7 @@ class TopologyDriver:
         if not isinstance(reader, TableReader):
             return log.waiting > 0
         reached = len(log.records) >= reader.cut[partition]  # also where there is nothing to read: a table must be said to be complete
-        return not reader.is_loaded(partition) and (reached or log.waiting > 0)
+        return (stream, partition) not in self.loaded and (reached or log.waiting > 0)
 
     def advance(self, actor: tuple[str, Any], count: int) -> None:
         kind, key = actor
@@ -132,6 +133,7 @@ class TopologyDriver:
         rows: Rows | None = read.rows
         if isinstance(reader, TableReader):  # its rows leave when the cut is reached
             rows = reader.load(partition) if stop == cut else None
+            self.loaded |= {key} if stop == cut else set()
         self.late += [(stream, late) for late in read.late]
         self.broken += [(stream, partition, offset, b.reason) for offset, b in read.broken]
         for router in self.routers:
