@@ -80,9 +80,19 @@ def test_a_table_is_what_it_was_when_the_mesh_first_started(
 
     audit = run("audit", "-f", file, "--report", tmp_path / "report")
     proof = json.loads((tmp_path / "report" / "audit.json").read_text())["queries"]
-    print(audit.stderr)
+    print(audit.stdout)
     for query, count in (("who_paid", len(after)), ("named", len(named))):
-        assert (proof[query]["passed"], proof[query]["expected"], proof[query]["found"]) == (True, count, count), audit.stderr
+        assert (proof[query]["passed"], proof[query]["expected"], proof[query]["found"]) == (True, count, count), audit.stdout
+    # A deleted user, a version that was replaced, and a row behind the cut: none of these may be part of a result.
+    topic, value = f"{mesh_name}.who_paid.results", {"order_id": 0, "paid": 0.0, "level": 0}
+    forged = [f"orders:0:0|payments:0:0|users:0:{offset}" for offset in (2, 0, 18)]
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for id in forged:
+        producer.produce(topic, json.dumps(value), key=id, partition=0, timestamp=BASE + 500)
+    producer.flush()
+    damaged = run("audit", "-f", file, "--query", "who_paid", "--report", tmp_path / "damaged", check=False)
+    proof = json.loads((tmp_path / "damaged" / "audit.json").read_text())["queries"]["who_paid"]
+    assert (damaged.returncode, proof["extra"], proof["outside"], proof["missing"]) == (1, len(forged), 0, 0), damaged.stdout
     said = run("feedback", "tail", "-f", file, "--from-start", "-n", 3).stdout
     assert "do not make" in said
     assert "(my other side has reached its end)" in said
