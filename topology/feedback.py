@@ -27,6 +27,7 @@ from topology.demand import NO_PARTNER, NOT_WANTED, TOLD, Demand, Ticket
 from topology.expression import Column
 from topology.shapes import Shape, shape_hash, shapes_of
 from topology.state import Run
+from topology.static import latest_end, may_speak
 from topology.subtuples import (
     SHAPE,
     TICKET,
@@ -41,7 +42,7 @@ from topology.subtuples import (
     unpack,
 )
 from topology.suspended import ENTRY, INTERVAL, Suspended, among
-from topology.window import ALWAYS_WINDOW_MS, COMPLETE
+from topology.window import COMPLETE
 
 if TYPE_CHECKING:
     from topology.node import Effects, JoinNode
@@ -189,7 +190,7 @@ class Feedback:
     def detect(self, side: int, run: Run, sender_partition: int, effects: "Effects") -> None:
         """Suspend the minimal sub-tuples of these rows that have no partner (Identify_MNS), and again what waits here anyway."""
         demand, other = self.demands[side], self.join.states[1 - side]
-        if demand is None or not self._may_speak(side):
+        if demand is None or not may_speak(self.join, side):
             return
         across = self.demands[1 - side]
         found: list[tuple[set[Column], Mask]] = []  # sub-tuples without a partner, and the rows that show them
@@ -220,11 +221,6 @@ class Feedback:
                     _, first = np.unique(shown[covered], return_index=True)
                     rows = run.rows.take(np.flatnonzero(covered)[first])
                     self._suspend(side, mine, rows, NOT_WANTED, None, sender_partition, effects)
-
-    def _may_speak(self, side: int) -> bool:
-        """A static table that is still loading shows nothing yet; once it is complete it never shows more, so what is suspended then is never resumed."""
-        other = self.join.node.inputs[1 - side]
-        return not self.join.plan.query.is_static(other.aliases) or self.join.memo.watermarks[1 - side] == COMPLETE
 
     def _suspend(
         self, side: int, i: int, rows: Rows, why: int, across: Demand | None, only: int | None, effects: "Effects"
@@ -314,7 +310,7 @@ class Feedback:
 
     def _suspended(self, i: int, entries: npt.NDArray[Any], voter: int, now: int, effects: "Effects") -> None:
         table = self.suspended.tables[i]
-        begun = table.vote(entries, voter, now, self._latest(table.shape))
+        begun = table.vote(entries, voter, now, latest_end(self.join, table.shape))
         self.changed.add(f"s{i}")
         for side in (0, 1):
             if i in self._passed[side] and len(begun):
@@ -325,7 +321,7 @@ class Feedback:
         ended = []
         for i, entries in unpack(rows):
             table = self.suspended.tables[i]
-            ended.append((i, table, table.retract(np.unique(entries["hash"]), voter, now, self._latest(table.shape))))
+            ended.append((i, table, table.retract(np.unique(entries["hash"]), voter, now, latest_end(self.join, table.shape))))
             self.changed.add(f"s{i}")
         waiting = False
         for side, demand in enumerate(self.demands):
@@ -389,11 +385,6 @@ class Feedback:
                 gone.setdefault(p, []).append((i, found[found["votes"] & np.uint64(1 << p) != 0]))
         for p, entries in gone.items():
             effects.sends.append(self.join.send_to(p, "release", pack(entries, 0)))
-
-    def _latest(self, shape: Shape) -> int:
-        """The end of the longest-lived row that is stored. Rows of a table have none, so they count only for what they show themselves."""
-        ends = [max((s.max_end for s in state.segments()), default=NO_WATERMARK) for state in self.join.states]
-        return max((e for e, shows in zip(ends, shape.sides, strict=True) if shows or e < ALWAYS_WINDOW_MS), default=NO_WATERMARK)
 
     def _tell(self, side: int, partition: int, kind: Kind, entries: list[tuple[int, Any]], ticket: int, effects: "Effects") -> None:
         rows = pack(entries, ticket) if entries else None

@@ -28,7 +28,7 @@ from topology.frames import Conditions
 from topology.hashing import hash_key, is_exact
 from topology.plan import Input, Plan
 from topology.state import MemoryStore, Run, Segment, SegmentStore, WindowState, matches
-from topology.window import HASH, OFFSET_BITS, OFFSET_MASK, part_id, part_time, validity
+from topology.window import ALWAYS_WINDOW_MS, HASH, OFFSET_BITS, OFFSET_MASK, part_id, part_time, validity
 
 SEQUENCE_BITS = 20
 WATERMARKS_PER_WINDOW = 12  # how often a target that gets no rows is told the time
@@ -125,6 +125,7 @@ class JoinNode:
         windows = {source.alias: source.window_ms for source in plan.query.sources}
         self._all_windows = {a: windows[a] for a in self.node.aliases}
         self.windows = tuple({a: windows[a] for a in side.aliases} for side in self.node.inputs)
+        self.is_static = tuple(plan.query.is_static(side.aliases) for side in self.node.inputs)  # sides of tables alone: their rows never end
         self._recorders = tuple(_Recorder(s, i) for i, s in enumerate(stores or (MemoryStore(), MemoryStore())))
         self.states = tuple(WindowState(w, r) for w, r in zip(self.windows, self._recorders, strict=True))
         self._admission = tuple(Admission(plan, side, partition, partitions) for side in self.node.inputs)
@@ -140,11 +141,6 @@ class JoinNode:
         if feedback and partitions <= PARTITIONS_MOST and len(plan.nodes) > 1:
             self.memo.feedback = self.memo.feedback or FeedbackMemo()
             self.feedback = Feedback(self, self.memo.feedback)
-
-    @property
-    def holds_a_table(self) -> bool:
-        """Whether a side holds rows that never end: they can be rebuilt only from the very beginning of the input topic."""
-        return any(self.plan.query.is_static(side.aliases) for side in self.node.inputs)
 
     def restore(self, segments: tuple[list[Segment], list[Segment]], tables: dict[str, bytes] | None = None) -> None:
         for state, found in zip(self.states, segments, strict=True):
@@ -407,7 +403,7 @@ def describe_state(node: JoinNode) -> list[dict[str, Any]]:
     """What each side holds, for reports."""
     held = []
     for side, state, given in zip(node.node.inputs, node.states, node.windows, strict=True):
-        segments, static = list(state.segments()), node.plan.query.is_static(side.aliases)
+        segments, static = list(state.segments()), min(given.values()) == ALWAYS_WINDOW_MS
         held.append({
             "side": "left" if side is node.node.left else "right",
             "name": side.name,

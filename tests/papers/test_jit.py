@@ -31,6 +31,7 @@ class Paper:
     names: str
     feedback: bool = True
     relation: list[int] | None = None  # the values of the key y of a static relation R
+    missing: int = 0  # how many of its tuples come later
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -41,16 +42,19 @@ class Paper:
             self.streams["R"], sources = Stream("R", "R", {"y": FieldType.INT64}, "", table="y"), f"{sources}, R"
         self.query = parse_query("q", f"SELECT {self.names[0]}.ts AS t FROM {sources} WHERE {self.where}", self.streams)
         self.plan = build_plan(self.query, self.tree)
-        self.cuts = {"R": {0: len(self.relation or [])}}
+        self.cuts = {"R": {0: len(self.relation or []) + self.missing}}
         self.driver = TopologyDriver(self.plan, self.streams, partitions=1, source_partitions=1, feedback=self.feedback, cuts=self.cuts)
         self.heard = dict.fromkeys(self.driver.backs, 0)
         for y in self.relation or []:
-            self.events.append(Event("R", 0, self.driver.produce("R", 0, {"y": y}), {"y": y}))
-        self.driver.run(lambda n: n - 1)
+            self.relate(y)
 
     def arrive(self, stream: str, ts: int, **values: int) -> None:
         row: dict[str, Any] = {**dict.fromkeys(self.columns, -1), **values, "ts": 1_000 * (ts + 1)}
         self.events.append(Event(stream, 0, self.driver.produce(stream, 0, row), row))
+        self.driver.run(lambda n: n - 1)
+
+    def relate(self, y: int) -> None:
+        self.events.append(Event("R", 0, self.driver.produce("R", 0, {"y": y}), {"y": y}))
         self.driver.run(lambda n: n - 1)
 
     def messages(self, node: str) -> list[tuple[str, set[tuple[str, int]]]]:
@@ -246,6 +250,7 @@ def test_figure_9a_a_selection_over_both_inputs_is_applied_where_they_meet() -> 
 
 def figure_nine_b(feedback: bool = True, relation: tuple[int, ...] = (7, 8)) -> Paper:
     paper = Paper("A.x = B.x AND A.y = R.y", (("A", "B"), "R"), "xy", "AB", feedback, list(relation))
+    paper.driver.run(lambda n: n - 1)
     for _ in range(3):
         paper.arrive("B", 0, x=1)
     paper.arrive("A", 1, x=1, y=100)
@@ -293,3 +298,32 @@ def test_figure_9b_the_producer_keeps_nothing_for_it_beyond_its_own_window() -> 
     assert with_feedback.made("j1") < without.made("j1") / 5
     assert {kind for kind, _ in with_feedback.messages("j1")} == {"suspend"}
     assert with_feedback.check() == without.check()
+
+
+def test_figure_9b_nothing_is_said_before_the_relation_is_there() -> None:
+    paper = Paper("A.x = B.x AND A.y = R.y", (("A", "B"), "R"), "xy", "AB", relation=[7], missing=2)
+    paper.arrive("B", 0, x=1)
+    for y in (7, 8, 100):
+        paper.arrive("A", 1, x=1, y=y)
+    paper.relate(8)
+    assert (paper.made("j1"), paper.stored("j2", 0), paper.messages("j1")) == (3, 3, [])
+    paper.relate(9)
+    assert (paper.stored("j2", 0), paper.messages("j1")) == (0, [])  # the relation is complete: the pairs are made, and nothing waits any more
+    paper.arrive("A", 2, x=1, y=100)
+    paper.arrive("A", 3, x=1, y=100)
+    assert paper.messages("j1")[0] == ("suspend", {sub_tuple("A.y", 100)})
+    assert paper.made("j1") == 4
+    assert paper.check() == 2
+
+
+def test_a_relation_in_the_producer_does_not_keep_suspended_values_for_ever() -> None:
+    paper = Paper("A.y = R.y AND A.x = B.x", (("A", "R"), "B"), "xy", "AB", relation=[1, 2, 3])
+    feedback = paper.driver.nodes["j1", 0].feedback
+    assert feedback is not None
+    most = 0
+    for i in range(150):
+        paper.arrive("B", 10 * i, x=-2)
+        paper.arrive("A", 10 * i, x=i, y=1 + i % 3)
+        most = max(most, feedback.counts()["suspended_here"])
+    assert 20 <= most <= 50  # a window shows 30 values of 150
+    assert paper.check() == 0

@@ -17,6 +17,7 @@ from topology.node import JoinNode, describe_state
 from topology.plan import Plan, build_plan, describe
 from topology.planner import Statistics, choose_tree
 from topology.table import TableReader
+from topology.testing import TopologyDriver
 from topology.window import COMPLETE, OFFSET_MASK
 
 USERS = Stream("users", "users", {"id": FieldType.INT64, "name": FieldType.STRING, "since": FieldType.TIMESTAMP}, "", table="id")
@@ -132,7 +133,7 @@ def test_once_the_table_is_complete_the_stream_is_not_stored() -> None:
     later = stream.read(0, [1], [row(id=1, ts=9_000_000)]).rows
     assert node.step(2, blocks(stream, "o", later)[0]).sends
     assert [side["rows"] for side in describe_state(node)] == [0, 1]
-    assert node.holds_a_table
+    assert node.is_static == (False, True)
 
 
 def test_a_table_row_with_a_time_and_an_event_without_one_are_refused() -> None:
@@ -149,6 +150,19 @@ def test_a_table_row_with_a_time_and_an_event_without_one_are_refused() -> None:
     beyond = msgspec.structs.replace(block.header.positions[0], watermark=COMPLETE + 1)
     with pytest.raises(BlockError, match="watermark"):
         node.step(0, Block(msgspec.structs.replace(block.header, positions=(beyond,)), block.rows))
+
+
+def test_a_join_of_tables_holds_nothing_once_both_are_complete() -> None:
+    tables = plan("SELECT o.ts FROM users AS u, names AS n, orders [RANGE 1 SECOND] AS o WHERE u.name = n.name AND o.id = u.id")
+    driver = TopologyDriver(tables, STREAMS, partitions=1, source_partitions=1, cuts={"users": {0: 2}, "names": {0: 1}})
+    driver.produce("users", 0, row(id=1, name="a"))
+    driver.produce("users", 0, row(id=2, name="a"))
+    driver.produce("names", 0, row(name="a", n=1))
+    driver.produce("orders", 0, row(id=2, name="x", ts=1000))
+    driver.run(lambda n: n - 1)
+    assert [side["rows"] for side in describe_state(driver.nodes["j1", 0])] == [0, 0]
+    assert [side["rows"] for side in describe_state(driver.nodes["j2", 0])] == [2, 0]
+    assert [(key, time) for key, _, time in driver.results] == [("users:0:1|names:0:0|orders:0:0", 1000)]
 
 
 def test_the_plan_says_static_table_and_costs_are_finite() -> None:
