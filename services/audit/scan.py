@@ -169,7 +169,7 @@ class _Scanner:
         if stream not in self.mesh.streams:
             raise self.fail(f"no stream `{stream}` in the mesh file", names[0].at)
         if (self.mesh.streams[stream].table is None) != bool(windows):
-            raise self.fail(f"{stream}: a stream is written with a window, stream [RANGE n unit] AS alias, and a table without one", names[0].at)
+            raise self.fail("each source is written: stream [RANGE n unit] AS alias, a table without the window", names[0].at)
         if not windows:
             return Source(str(names[-1].name), stream, None)
         match = _WINDOW.match(windows[0].text)
