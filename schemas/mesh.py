@@ -196,6 +196,10 @@ class _Reader:
         }
         if not streams:
             raise self.fail("`streams` is empty; a join needs at least two inputs", top["streams"])
+        for table in (s for s in streams.values() if s.table is not None):
+            for other in streams.values():
+                if other.topic == table.topic and other.name != table.name:
+                    raise self.fail(f"table `{table.name}` and `{other.name}` read the same topic `{table.topic}`; give each its own", top["streams"])
         queries = self.table(top["queries"], "`queries`")
         if not queries:
             raise self.fail("`queries` is empty; write at least one", top["queries"])

@@ -38,6 +38,7 @@ def test_a_table_has_a_key_and_no_time(key: str) -> None:
         ("table: user_id\n    lateness: 5s", "mesh.yaml:8: stream `users` is a table (`table:`), which is valid always: take out `lateness`, or `table`"),
         ("table: user_id\n    event_time: user_id", "mesh.yaml:8: stream `users` is a table (`table:`), which is valid always: take out `event_time`, or `table`"),
         ("table: user_id\n    idle_after: 5s", "mesh.yaml:8: stream `users` is a table (`table:`), which is valid always: take out `idle_after`, or `table`"),
+        ("table: user_id\n    topic: orders", "mesh.yaml:5: table `users` and `orders` read the same topic `orders`; give each its own"),
         ("table: {by: user_id}", "mesh.yaml:7: `table` of stream `users` must be a text"),
     ],
 )
