@@ -21,6 +21,7 @@ class PlanPublished(msgspec.Struct, frozen=True, tag="plan", tag_field="kind"):
     at_ms: int
     source_partitions: dict[str, int]  # stream -> partitions of its topic when the plan was made
     feedback: Feedback = "off"  # whether joins tell their producers what not to make
+    table_cuts: dict[str, dict[int, int]] = {}  # table -> partition -> where its topic ended when the mesh first started
 
 
 ControlMessage = PlanPublished

@@ -1,7 +1,7 @@
 """The mesh file: what runs. Text in, one frozen `Mesh` out, or a `MeshFileError` that names the line.
 
 Invariant: a `Mesh` that exists is usable as far as the file alone can tell: names are legal, durations and types
-are parsed, every stream has an event-time field. Whether the *queries* make sense is the parser's business
+are parsed, every stream has an event-time field and every table a key. Whether the *queries* make sense is the parser's business
 (`topology.cql`), not this file's.
 """
 
@@ -30,15 +30,21 @@ class FieldType(Enum):
 
 @dataclass(frozen=True)
 class Stream:
-    """One source topic and how to read it."""
+    """One source topic and how to read it: a stream of events, or a table of the last record of each key."""
 
     name: str
     topic: str
     fields: Mapping[str, FieldType]
-    event_time: str
+    event_time: str  # empty for a table, which is valid always
     lateness_ms: int = 0
     idle_after_ms: int | None = None
     format: str = "json"
+    table: str | None = None  # of a table: its key field
+
+    @property
+    def needed(self) -> str:
+        """The one field that every record must have: the event time, or a table's key."""
+        return self.table or self.event_time
 
 
 Feedback = Literal["on", "off", "auto"]
@@ -190,6 +196,10 @@ class _Reader:
         }
         if not streams:
             raise self.fail("`streams` is empty; a join needs at least two inputs", top["streams"])
+        for table in (s for s in streams.values() if s.table is not None):
+            for other in streams.values():
+                if other.topic == table.topic and other.name != table.name:
+                    raise self.fail(f"table `{table.name}` and `{other.name}` read the same topic `{table.topic}`; give each its own", top["streams"])
         queries = self.table(top["queries"], "`queries`")
         if not queries:
             raise self.fail("`queries` is empty; write at least one", top["queries"])
@@ -232,10 +242,14 @@ class _Reader:
 
     def stream(self, name: str, node: yaml.Node) -> Stream:
         what = f"stream `{name}`"
-        keys = ("topic", "format", "event_time", "lateness", "idle_after", "fields")
+        keys = ("topic", "format", "event_time", "lateness", "idle_after", "table", "fields")
         items = self.table(node, what, keys)
-        if "fields" not in items or "event_time" not in items:
-            raise self.fail(f"{what} needs `fields` and `event_time`", node)
+        if "fields" not in items or ("event_time" not in items and "table" not in items):
+            raise self.fail(f"{what} needs `fields` and `event_time` (or `table`, if it is a table)", node)
+        if "table" in items:
+            for other in ("event_time", "lateness", "idle_after"):
+                if other in items:
+                    raise self.fail(f"{what} is a table (`table:`), which is valid always: take out `{other}`, or `table`", items[other])
         fields: dict[str, FieldType] = {}
         for key, value in self.table(items["fields"], f"`fields` of {what}").items():
             kind = self.text(value, f"type of `{key}`")
@@ -243,12 +257,14 @@ class _Reader:
                 choices = [t.value for t in FieldType]
                 raise self.fail(f"unknown type `{kind}` of field `{key}` in {what}{did_you_mean(kind, choices)}", value)
             fields[self.name(key, f"field of {what}", value)] = FieldType(kind)
-        event_time = self.text(items["event_time"], f"`event_time` of {what}")
-        if event_time not in fields:
-            hint = did_you_mean(event_time, fields)
-            raise self.fail(f"`event_time` of {what} names no field: `{event_time}`{hint}", items["event_time"])
-        if fields[event_time] not in (FieldType.TIMESTAMP, FieldType.INT64):
-            raise self.fail(f"event time `{event_time}` of {what} must be of type timestamp or int64", items["event_time"])
+        role = "table" if "table" in items else "event_time"
+        needed = self.text(items[role], f"`{role}` of {what}")
+        if needed not in fields:
+            raise self.fail(f"`{role}` of {what} names no field: `{needed}`{did_you_mean(needed, fields)}", items[role])
+        if role == "event_time" and fields[needed] not in (FieldType.TIMESTAMP, FieldType.INT64):
+            raise self.fail(f"event time `{needed}` of {what} must be of type timestamp or int64", items[role])
+        if role == "table" and fields[needed] not in (FieldType.STRING, FieldType.INT64):
+            raise self.fail(f"the key `{needed}` of table `{name}` must be of type int64 or string", items[role])
         form = self.text(items["format"], f"`format` of {what}") if "format" in items else "json"
         if form != "json":
             raise self.fail(f"format `{form}` of {what} is not known; use `json`", items["format"])
@@ -256,7 +272,8 @@ class _Reader:
             name=name,
             topic=self.text(items["topic"], f"`topic` of {what}") if "topic" in items else name,
             fields=fields,
-            event_time=event_time,
+            event_time=needed if role == "event_time" else "",
+            table=needed if role == "table" else None,
             lateness_ms=self.duration(items["lateness"], f"`lateness` of {what}") if "lateness" in items else 0,
             idle_after_ms=self.duration(items["idle_after"], f"`idle_after` of {what}") if "idle_after" in items else None,
             format=form,

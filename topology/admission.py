@@ -16,7 +16,7 @@ from schemas.rows import I64, Column, Rows
 from topology.decode import ARROW_TYPES, MAX_TIME_MS, MIN_TIME_MS
 from topology.hashing import hash_key
 from topology.plan import Input, Plan
-from topology.window import HASH, OFFSET_BITS, part_id, part_time
+from topology.window import ALWAYS_MS, COMPLETE, HASH, OFFSET_BITS, part_id, part_time
 
 _SEQUENCE_MOST = 1 << 62
 
@@ -31,6 +31,7 @@ class Admission:
         if hashed:
             types[HASH] = pa.uint64()
         self.types = types
+        self._tables = {alias for alias in input.aliases if plan.query.source(alias).is_table}
         self._never_null = {n for n in types if n[0] in "#@"} | {str(c) for c in input.key}
 
     def check(self, block: Block, epoch: int) -> None:
@@ -76,7 +77,8 @@ class Admission:
             return
         for alias in self.input.aliases:
             times, ids = rows[part_time(alias)], rows[part_id(alias)]
-            if times.min() < MIN_TIME_MS or times.max() > MAX_TIME_MS:
+            low, high = (ALWAYS_MS, ALWAYS_MS) if alias in self._tables else (MIN_TIME_MS, MAX_TIME_MS)
+            if times.min() < low or times.max() > high:
                 raise BlockError(f"event time of {alias} is out of range")
             if ids.min() < 0:
                 raise BlockError(f"ids of {alias} are out of range")
@@ -111,7 +113,7 @@ def _check_epoch(header: Header, epoch: int) -> None:
 
 
 def _check_time(time: int) -> None:
-    if not NO_WATERMARK - MAX_TIME_MS <= time <= MAX_TIME_MS:
+    if time != COMPLETE and not NO_WATERMARK - MAX_TIME_MS <= time <= MAX_TIME_MS:
         raise BlockError(f"watermark {time} is out of range")
 
 

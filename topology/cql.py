@@ -21,6 +21,7 @@ from topology.cql_equality import Facts, components, infer
 from topology.cql_expression import Scope, flatten
 from topology.expression import Column, Compare, Expression, Literal, columns_of, infer_type
 from topology.query import Output, Query, Source
+from topology.window import ALWAYS_WINDOW_MS
 
 FEWEST_SOURCES, MOST_SOURCES = 2, 10
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
@@ -120,16 +121,28 @@ def _sources(
         if alias in sources:
             hint = f"give one of them another name, such as {table.name} [RANGE 10 MINUTES] AS {alias}2"
             raise place.fail(f"two sources are called `{alias}`; {hint}", table.args.get("alias") or table.this)
-        sources[alias] = Source(alias, table.name, _window(place, table, windows))
+        sources[alias] = _source(place, alias, table, windows, streams[table.name])
     if windows:
         stray = min(windows.values(), key=lambda window: window.start)
         raise place.fail(f"a window stands behind a stream's name in FROM, not behind `{stray.owner}`", stray.start)
+    if all(source.is_table for source in sources.values()):
+        raise place.fail(f"{' and '.join(sources)} are tables, which never change; a query needs at least one stream with a window", tables[0].this)
     if len(sources) < FEWEST_SOURCES:
         raise place.fail(f"a join needs at least two sources, but FROM names only {', '.join(sources)}", tables[0].this)
     if len(sources) > MOST_SOURCES:
         message = f"a query joins at most {MOST_SOURCES} sources, but FROM names {len(sources)}; split it into several queries"
         raise place.fail(message, tables[MOST_SOURCES].this)
     return tuple(sources.values())
+
+
+def _source(place: QueryText, alias: str, table: exp.Table, windows: dict[int, Window], stream: Stream) -> Source:
+    if stream.table is None:
+        return Source(alias, table.name, _window(place, table, windows))
+    for name in (table.this, table.args["alias"].this if table.args.get("alias") else None):
+        if name is not None and name.meta["start"] in windows:
+            message = f"{table.name} is a table, which is valid always and takes no window; write {table.name} AS {alias}"
+            raise place.fail(message, windows[name.meta["start"]].start)
+    return Source(alias, table.name, ALWAYS_WINDOW_MS, stream.table)
 
 
 def _window(place: QueryText, table: exp.Table, windows: dict[int, Window]) -> int:

@@ -68,10 +68,11 @@ class Decoder:
     def _struct(self) -> type[msgspec.Struct]:
         optional: list[tuple[str, Any, Any]] = []
         for name, kind in self.stream.fields.items():
-            if name != self.stream.event_time:
+            if name != self.stream.needed:
                 optional.append((self._places[name], _TYPES[kind] | None, None))
-        when = _EVENT_TIME if self.stream.fields[self.stream.event_time] is FieldType.INT64 else _EVENT_TIME | str
-        fields: list[Any] = [(self._places[self.stream.event_time], when), *optional]
+        kind = self.stream.fields[self.stream.needed]
+        when = _TYPES[kind] if self.stream.table else _EVENT_TIME if kind is FieldType.INT64 else _EVENT_TIME | str
+        fields: list[Any] = [(self._places[self.stream.needed], when), *optional]
         names = {place: name for name, place in self._places.items()}
         return msgspec.defstruct("Event", fields, rename=names, gc=False)
 
@@ -101,9 +102,10 @@ class Decoder:
                 value.decode()  # fields that are not declared are skipped by the decoder, whatever bytes they hold
                 for get in times:
                     parse_time(get(row))
-                when = parse_time(self._getters[self.stream.event_time](row))
-                if when is None or not MIN_TIME_MS <= when <= MAX_TIME_MS:
-                    raise ValueError(f"event time {when} is out of range")
+                if self.stream.event_time:
+                    when = parse_time(self._getters[self.stream.event_time](row))
+                    if when is None or not MIN_TIME_MS <= when <= MAX_TIME_MS:
+                        raise ValueError(f"event time {when} is out of range")
             except UnicodeDecodeError:
                 broken.append(Broken(index, "text is not UTF-8"))
             except RecursionError:

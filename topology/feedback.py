@@ -27,6 +27,7 @@ from topology.feedback_blocks import OF_CONSUMER, OF_PRODUCER, changed_tables
 from topology.policy import Weighed
 from topology.shapes import Shape, shape_hash, shapes_of
 from topology.state import Run
+from topology.static import latest_end, may_speak
 from topology.subtuples import (
     TICKET,
     entries_of,
@@ -36,7 +37,8 @@ from topology.subtuples import (
     rows_with,
     unpack,
 )
-from topology.suspended import NOTHING_KEPT, Suspended, among, bits_of
+from topology.suspended import Suspended, among, bits_of
+from topology.window import COMPLETE
 
 if TYPE_CHECKING:
     from topology.node import Effects, JoinNode
@@ -118,7 +120,7 @@ class Feedback:
         weighed.heard(header.sender_partition, header.avoided, self.join.partitions)
         if weighed.speaks:
             weighed.paid(rows=len(run))
-        elif weighed.looks:
+        elif weighed.looks and may_speak(self.join, side):
             useless, values = np.zeros(len(run), np.bool_), [np.empty(0, np.uint64)]
             for _, at, shown in [*self._without_partner(side, run), *self._not_wanted(side, run)]:
                 useless[at] = True
@@ -231,7 +233,7 @@ class Feedback:
 
     def detect(self, side: int, run: Run, sender_partition: int) -> None:
         """Suspend the minimal sub-tuples of these rows that have no partner (Identify_MNS), and again what waits here anyway."""
-        if self.demands[side] is None or not self._speaks(side):
+        if self.demands[side] is None or not self._speaks(side) or not may_speak(self.join, side):
             return
         across = self.demands[1 - side]
         for i, at, shown in self._without_partner(side, run):
@@ -319,7 +321,7 @@ class Feedback:
         assert block.rows is not None
         for i, entries in unpack(block.rows):
             shape = demand.shapes[i]
-            if shape.opposite is not None and (shape.columns or not any(True for _ in other.segments())):
+            if shape.opposite is not None and may_speak(self.join, side) and (shape.columns or not any(True for _ in other.segments())):
                 found = ~present(other, tuple(map(str, shape.opposite)), entries["hash"])
                 self._say(side, i, entries[found], NO_PARTNER, across, voter)
             for own, passed in self._passed[side].items():
@@ -363,7 +365,7 @@ class Feedback:
 
     def _suspended(self, i: int, entries: npt.NDArray[Any], voter: int, now: int) -> None:
         table = self.suspended.tables[i]
-        begun = table.vote(entries, voter, now, self._latest())
+        begun = table.vote(entries, voter, now, latest_end(self.join, table.shape))
         self.changed.add(f"s{i}")
         for side in (0, 1):
             if i in self._passed[side] and len(begun) and self._speaks(side):
@@ -374,7 +376,7 @@ class Feedback:
         ended = []
         for i, entries in unpack(rows):
             table = self.suspended.tables[i]
-            ended.append((i, table, table.retract(np.unique(entries["hash"]), voter, now, self._latest())))
+            ended.append((i, table, table.retract(np.unique(entries["hash"]), voter, now, latest_end(self.join, table.shape))))
             self.changed.add(f"s{i}")
         waiting = False
         for side, demand in enumerate(self.demands):
@@ -420,7 +422,8 @@ class Feedback:
     def _expire(self, effects: "Effects") -> None:
         """Forget what no row can matter to any more, and say so."""
         kept_from = self.suspended.kept_from
-        horizon = min(self.hold, *self.join.memo.watermarks) if kept_from == NOTHING_KEPT else min(self.hold, kept_from)
+        # Nothing is suspended, or nothing of it can be resumed (a static table): then values serve as long as rows show them.
+        horizon = min(self.hold, *self.join.memo.watermarks) if kept_from >= COMPLETE else min(self.hold, kept_from)
         gone: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
         for i, table in enumerate(self.suspended.tables):
             if not len(table.entries) and not len(table.intervals):
@@ -437,10 +440,6 @@ class Feedback:
                 gone.setdefault(p, []).append((i, found[found["votes"] & np.uint64(1 << p) != 0]))
         for p, entries in gone.items():
             effects.sends.append(self.join.send_to(p, "release", pack(entries, 0)))
-
-    def _latest(self) -> int:
-        """The end of the longest-lived row that is stored."""
-        return max((s.max_end for state in self.join.states for s in state.segments()), default=NO_WATERMARK)
 
     def _tell(self, side: int, partition: int, kind: Kind, entries: list[tuple[int, Any]], ticket: int, effects: "Effects") -> None:
         rows = pack(entries, ticket) if entries else None

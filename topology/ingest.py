@@ -9,7 +9,7 @@ Invariants
   position is committed every channel has been told of it, so a restart never leaves one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,7 +17,7 @@ import numpy as np
 
 from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header, Position
 from schemas.mesh import Stream
-from schemas.rows import I64, Mask, Rows
+from schemas.rows import I64, Column, Mask, Rows
 from topology.decode import Broken, Decoder
 from topology.frames import Conditions
 from topology.hashing import hash_key
@@ -70,8 +70,14 @@ class StreamReader:
         reading = self.readings.get(partition)
         return reading.watermark(self.stream.lateness_ms) if reading else NO_WATERMARK
 
-    def read(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None]) -> Read:
-        """Decode a run of records of one partition, in offset order, and set late ones aside."""
+    def forget(self, partition: int) -> None:
+        """The partition is somebody else's now."""
+        self.readings.pop(partition, None)
+
+    def read(
+        self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], keys: Mapping[int, bytes | None] | None = None  # noqa: ARG002
+    ) -> Read:
+        """Decode a run of records of one partition, in offset order, and set late ones aside. Only tables look at record keys."""
         reading = self.readings.setdefault(partition, Reading(offsets[0]))
         decoded = self._decoder.decode(values)
         broken = [(offsets[b.index], b) for b in decoded.broken]
@@ -96,7 +102,10 @@ class StreamReader:
         return Read(rows.filter(~late), aside, broken)
 
     def _with_ids(self, rows: Rows, partition: int, offsets: I64) -> Rows:
-        return Rows({**rows.columns, _ID: offsets | (partition << OFFSET_BITS), _TIME: rows[self.stream.event_time]}, len(rows))
+        return Rows({**rows.columns, _ID: offsets | (partition << OFFSET_BITS), _TIME: self._times(rows)}, len(rows))
+
+    def _times(self, rows: Rows) -> Column:
+        return rows[self.stream.event_time]
 
 
 class Router:

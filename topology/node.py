@@ -29,7 +29,7 @@ from topology.frames import Conditions
 from topology.hashing import hash_key, is_exact
 from topology.plan import Input, Plan
 from topology.state import MemoryStore, Run, Segment, SegmentStore, WindowState, count_matches, matches
-from topology.window import HASH, OFFSET_BITS, OFFSET_MASK, part_id, part_time, validity
+from topology.window import ALWAYS_WINDOW_MS, HASH, OFFSET_BITS, OFFSET_MASK, part_id, part_time, validity
 
 SEQUENCE_BITS = 20
 WATERMARKS_PER_WINDOW = 12  # how often a target that gets no rows is told the time
@@ -126,6 +126,7 @@ class JoinNode:
         windows = {source.alias: source.window_ms for source in plan.query.sources}
         self._all_windows = {a: windows[a] for a in self.node.aliases}
         self.windows = tuple({a: windows[a] for a in side.aliases} for side in self.node.inputs)
+        self.is_static = tuple(plan.query.is_static(side.aliases) for side in self.node.inputs)  # sides of tables alone: their rows never end
         self._recorders = tuple(_Recorder(s, i) for i, s in enumerate(stores or (MemoryStore(), MemoryStore())))
         self.states = tuple(WindowState(w, r) for w, r in zip(self.windows, self._recorders, strict=True))
         self._admission = tuple(Admission(plan, side, partition, partitions) for side in self.node.inputs)
@@ -411,15 +412,15 @@ def describe_state(node: JoinNode) -> list[dict[str, Any]]:
     """What each side holds, for reports."""
     held = []
     for side, state, given in zip(node.node.inputs, node.states, node.windows, strict=True):
-        segments = list(state.segments())
+        segments, static = list(state.segments()), min(given.values()) == ALWAYS_WINDOW_MS
         held.append({
             "side": "left" if side is node.node.left else "right",
             "name": side.name,
             "rows": sum(s.rows for s in segments),
             "bytes": sum(s.bytes for s in segments),
             "segments": len(segments),
-            "oldest_ms": min((s.min_start for s in segments), default=None),
-            "newest_ms": max((s.max_start for s in segments), default=None),
-            "window_ms": min(given.values()),
+            "oldest_ms": None if static else min((s.min_start for s in segments), default=None),
+            "newest_ms": None if static else max((s.max_start for s in segments), default=None),
+            "window_ms": -1 if static else min(given.values()),
         })  # fmt: skip
     return held

@@ -20,6 +20,7 @@ class Event:
     partition: int
     offset: int
     values: Mapping[str, Value]
+    deletes: bool = False  # of a table: the record takes its key away
 
     @property
     def id(self) -> str:
@@ -39,14 +40,24 @@ def on_time(stream: Stream, events: Sequence[Event]) -> list[Event]:
     return kept
 
 
+def table_rows(stream: Stream, events: Sequence[Event], cut: Mapping[int, int]) -> list[Event]:
+    """The rows of a table: of each partition, before the cut, the last record of each key, unless that deletes it."""
+    assert stream.table is not None
+    last: dict[tuple[int, Value], Event] = {}
+    for event in sorted(events, key=lambda e: (e.partition, e.offset)):
+        if event.offset < cut[event.partition]:
+            last[event.partition, event.values[stream.table]] = event
+    return [event for event in last.values() if not event.deletes]
+
+
 def truth(
-    query: Query, streams: Mapping[str, Stream], events: Sequence[Event]
+    query: Query, streams: Mapping[str, Stream], events: Sequence[Event], cuts: Mapping[str, Mapping[int, int]] | None = None
 ) -> dict[str, tuple[dict[str, Value], int]]:
-    """Result id -> (selected columns, result time)."""
-    ready = {
-        source.alias: list(on_time(streams[source.stream], [e for e in events if e.stream == source.stream]))
-        for source in query.sources
-    }
+    """Result id -> (selected columns, result time). `cuts`: where each table ends, per partition."""
+    ready: dict[str, list[Event]] = {}
+    for source in query.sources:
+        stream, mine = streams[source.stream], [e for e in events if e.stream == source.stream]
+        ready[source.alias] = on_time(stream, mine) if stream.table is None else table_rows(stream, mine, (cuts or {})[stream.name])
     conditions: list[Expression] = [c for conjuncts in query.selections.values() for c in conjuncts]
     conditions += query.residuals
     found: dict[str, tuple[dict[str, Value], int]] = {}
@@ -59,9 +70,11 @@ def truth(
         source = query.sources[depth]
         known = set(query.aliases[: depth + 1])
         for event in ready[source.alias]:
-            time = event.values[streams[source.stream].event_time]
-            assert isinstance(time, int)
-            first, last = max(start, time), min(end, time + source.window_ms)
+            first, last = start, end
+            if not source.is_table:  # a table's row is valid always
+                time = event.values[streams[source.stream].event_time]
+                assert isinstance(time, int)
+                first, last = max(start, time), min(end, time + source.window_ms)
             if first > last:
                 continue
             longer = {**row, **{f"{source.alias}.{k}": v for k, v in event.values.items()}}

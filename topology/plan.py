@@ -244,7 +244,8 @@ def describe(plan: Plan, mesh: str = "mesh", statistics: Statistics | None = Non
     lines += [*_drawn(plan, plan.root, "", ""), ""]
     for route in plan.routes:
         source = plan.query.source(route.alias)
-        lines.append(f"{source.stream} as {source.alias} -> {route.node}, window {duration_text(source.window_ms)}")
+        valid = f"static table by {source.table}" if source.is_table else f"window {duration_text(source.window_ms)}"
+        lines.append(f"{source.stream} as {source.alias} -> {route.node}, {valid}")
         lines += [f"  keeps only    {to_text(condition)}" for condition in route.selection]
         lines.append(f"  not null      {', '.join(map(str, route.non_null))}")
     for node in plan.nodes:
@@ -285,7 +286,10 @@ def _described(plan: Plan, node: Node, mesh: str, statistics: Statistics | None)
 
 def _state_text(query: Query, edge: Input, statistics: Statistics | None) -> str:
     window = duration_text(min(query.source(alias).window_ms for alias in edge.aliases))
-    words = f"one window of {edge.name} ({window})" if edge.is_source else f"rows of {edge.name} still valid (at most {window})"
+    if query.is_static(edge.aliases):
+        words = f"static table {edge.name}, whole" if edge.is_source else f"static: all rows of {edge.name}"
+    else:
+        words = f"one window of {edge.name} ({window})" if edge.is_source else f"rows of {edge.name} still valid (at most {window})"
     return words if statistics is None else f"about {estimate(query, edge.aliases, statistics).rows_held:,.0f} rows: {words}"
 
 

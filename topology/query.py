@@ -4,7 +4,7 @@ Invariant: a `Query` that exists is answerable: every column is resolved to a so
 closed under transitivity, and the sources are connected by equalities.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from schemas.mesh import FieldType
@@ -13,11 +13,16 @@ from topology.expression import Column, Expression
 
 @dataclass(frozen=True)
 class Source:
-    """One entry of FROM: a stream under an alias, with its window. The same stream may stand twice (self join)."""
+    """One entry of FROM: a stream under an alias, with its window, or a static table. The same stream may stand twice (self join)."""
 
     alias: str
     stream: str
     window_ms: int
+    table: str | None = None  # the key field, if it is a table; then the window has no end
+
+    @property
+    def is_table(self) -> bool:
+        return self.table is not None
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,10 @@ class Query:
     @property
     def aliases(self) -> tuple[str, ...]:
         return tuple(source.alias for source in self.sources)
+
+    def is_static(self, aliases: Iterable[str]) -> bool:
+        """Whether rows of these sources hold nothing but parts of tables: then there is an end to them."""
+        return all(self.source(alias).is_table for alias in aliases)
 
     def source(self, alias: str) -> Source:
         return next(source for source in self.sources if source.alias == alias)

@@ -13,10 +13,12 @@ from typing import Any
 
 from schemas.block import decode_block, encode_block
 from schemas.mesh import Stream
-from topology.ingest import Late, Read, Router, StreamReader
+from schemas.rows import Rows
+from topology.ingest import Late, Read, Reading, Router, StreamReader
 from topology.node import JoinNode, Send
 from topology.plan import Plan
 from topology.results import ResultEncoder, SequenceFilter
+from topology.table import TableReader
 
 Choose = Callable[[int], int]  # choose(n) -> 0 … n-1
 
@@ -36,14 +38,23 @@ class Log:
 class TopologyDriver:
     def __init__(
         self, plan: Plan, streams: Mapping[str, Stream], *, partitions: int = 2, source_partitions: int = 2, feedback: bool | str = False,
+        cuts: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
         self.plan, self.partitions = plan, partitions
         used = dict.fromkeys(source.stream for source in plan.query.sources)  # in order: a seed must replay
-        self.readers = {name: StreamReader(streams[name], source_partitions) for name in used}
+        self.readers = {
+            name: StreamReader(streams[name], source_partitions) if streams[name].table is None
+            else TableReader(streams[name], source_partitions, (cuts or {})[name])
+            for name in used
+        }  # fmt: skip
+        for reader in self.readers.values():
+            reader.readings = {p: Reading(0) for p in range(source_partitions)}
         self.routers = [Router(plan, route, partitions, 1, 1) for route in plan.routes]
         for router in self.routers:
             for partition in range(source_partitions):
                 router.assign(partition, 0)
+        self.deleted: dict[tuple[str, int], dict[int, bytes | None]] = {}  # record keys of records without a value
+        self.loaded: set[tuple[str, int]] = set()  # partitions of tables
         self.sources = {(name, p): Log() for name in used for p in range(source_partitions)}
         self.inputs = {(node.id, p): Log() for node in plan.nodes for p in range(partitions)}
         self.backs = {key: Log() for key in self.inputs}  # feedback topics
@@ -54,6 +65,12 @@ class TopologyDriver:
         self.results: list[tuple[str, dict[str, Any], int]] = []
         self.late: list[tuple[str, Late]] = []
         self.broken: list[tuple[str, int, int, str]] = []
+
+    def delete(self, table: str, partition: int, key: bytes | None) -> int:
+        """Append a record that takes a key out of a table; returns its offset."""
+        offset = self.produce(table, partition, b"")
+        self.deleted.setdefault((table, partition), {})[offset] = key
+        return offset
 
     def produce(self, stream: str, partition: int, value: bytes | Mapping[str, Any]) -> int:
         """Append a record to a source topic; returns its offset."""
@@ -68,11 +85,18 @@ class TopologyDriver:
             self.advance(actor, 1 + choose(most))
 
     def ready(self) -> list[tuple[str, Any]]:
-        found: list[tuple[str, Any]] = [("ingest", key) for key, log in self.sources.items() if log.waiting]
+        found: list[tuple[str, Any]] = [("ingest", key) for key in self.sources if self._has_more(*key)]
         found += [("node", key) for key, log in self.inputs.items() if log.waiting]
         found += [("relay", key) for key, log in self.backs.items() if log.waiting]
         found += [("sink", p) for p, log in self.out.items() if log.waiting]
         return found
+
+    def _has_more(self, stream: str, partition: int) -> bool:
+        log, reader = self.sources[stream, partition], self.readers[stream]
+        if not isinstance(reader, TableReader):
+            return log.waiting > 0
+        reached = len(log.records) >= reader.cut[partition]  # also where there is nothing to read: a table must be said to be complete
+        return (stream, partition) not in self.loaded and (reached or log.waiting > 0)
 
     def advance(self, actor: tuple[str, Any], count: int) -> None:
         kind, key = actor
@@ -100,14 +124,21 @@ class TopologyDriver:
     def _ingest(self, key: tuple[str, int], count: int) -> None:
         stream, partition = key
         log, reader = self.sources[key], self.readers[stream]
-        stop = min(log.read + count, len(log.records))
-        read: Read = reader.read(partition, list(range(log.read, stop)), log.records[log.read : stop])
+        cut = reader.cut[partition] if isinstance(reader, TableReader) else len(log.records)
+        stop = min(log.read + count, len(log.records), cut)
+        deleted = self.deleted.get(key, {})
+        values = [None if at in deleted else log.records[at] for at in range(log.read, stop)]
+        read = reader.read(partition, list(range(log.read, stop)), values, deleted) if values else Read(Rows({}, 0))
         log.read = stop
+        rows: Rows | None = read.rows
+        if isinstance(reader, TableReader):  # its rows leave when the cut is reached
+            rows = reader.load(partition) if stop == cut else None
+            self.loaded |= {key} if stop == cut else set()
         self.late += [(stream, late) for late in read.late]
         self.broken += [(stream, partition, offset, b.reason) for offset, b in read.broken]
         for router in self.routers:
-            if router.source.stream == stream:
-                self._deliver(router.send(read.rows, reader))
+            if router.source.stream == stream and rows is not None:
+                self._deliver(router.send(rows, reader))
 
     def _deliver(self, sends: list[Send]) -> None:
         for send in sends:

@@ -2,7 +2,8 @@
 
 Invariant (design 1): a row is valid during [start, end], both ends included: start = the largest event time of its
 parts, end = the smallest event time + window. Two rows join iff their intersection is not empty; intersecting is associative and
-commutative, so no plan, order or batching changes the answer.
+commutative, so no plan, order or batching changes the answer. A row of a static table has a start before and an end after every event's, so
+the same rule holds for it.
 """
 
 from collections.abc import Mapping
@@ -25,6 +26,9 @@ def part_time(alias: str) -> str:
 HASH = "#h"
 OFFSET_BITS = 48
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
+ALWAYS_MS = 0  # the time of a table's rows: before any event
+ALWAYS_WINDOW_MS = 1 << 60  # and their window: its end is behind that of any event
+COMPLETE = 1 << 61  # the watermark of what is complete; behind the end of every row, and safe to add to
 
 
 def validity(rows: Rows, windows_ms: Mapping[str, int]) -> tuple[I64, I64]:

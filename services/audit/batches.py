@@ -13,9 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from services.audit.decode import CONVERT, Broken, Value, event_decoder, parse_object
+from services.audit.decode import CONVERT, Broken, Value, event_decoder, parse_object, table_decoder
 
 OK, LATE, BROKEN = "ok", "late", "broken"
+DELETED, REPLACED = "deleted", "replaced"  # of a table: a record that takes its key away, and one with a later of its key
 ARROW: dict[str, pa.DataType] = {"int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(), "string": pa.string(), "timestamp": pa.int64()}
 Batches = Iterator["pa.RecordBatch"]
 
@@ -69,6 +70,32 @@ def event_mapper(fields: Mapping[str, str], event_time: str, lateness_ms: int) -
                 rows.append(row)
                 newest[partition] = max(largest, ts)
             data: list[Any] = [partitions, offsets, *_transposed(marks, 3), *_transposed(rows, width)]
+            arrays = [pa.array(column, kind) for column, kind in zip(data, schema.types, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    return run
+
+
+def table_mapper(fields: Mapping[str, str], key: str) -> Callable[[Batches], Batches]:
+    """Spark batches of (partition, offset, key, value) of a static table to the columns of `event_mapper`; which row is a key's last is found later."""
+    schema = _schema({"#partition": pa.int32(), "#offset": pa.int64(), "#ts": pa.int64(), "#status": pa.string(), "#reason": pa.string()}, fields)
+
+    def run(batches: Batches) -> Batches:
+        _forget_jars()
+        decode = table_decoder(fields, key)
+        for batch in batches:
+            partitions, offsets, names, values = (column.to_pylist() for column in batch.columns)
+            marks: list[tuple[None, str, str | None]] = []
+            rows: list[list[Value]] = []
+            for name, value in zip(names, values, strict=True):
+                try:
+                    there, row = decode(name, value)
+                    marks.append((None, OK if there else DELETED, None))
+                except Broken as error:
+                    row = [None] * len(fields)
+                    marks.append((None, BROKEN, str(error)))
+                rows.append(row)
+            data: list[Any] = [partitions, offsets, *_transposed(marks, 3), *_transposed(rows, len(fields))]
             arrays = [pa.array(column, kind) for column, kind in zip(data, schema.types, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 

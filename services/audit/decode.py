@@ -145,6 +145,48 @@ CONVERT: dict[str, Callable[[Any], Value]] = {
 }  # fmt: skip
 
 
+def table_decoder(fields: Mapping[str, str], key: str) -> Callable[[bytes | None, bytes | None], tuple[bool, list[Value]]]:
+    """A function from a record's key and value to (whether it is a row, the declared fields in order); it raises Broken.
+
+    A record without a value deletes the table's key that its own key names: the text itself, or the digits of an int64.
+    """
+    place = {name: (i, CONVERT[kind]) for i, (name, kind) in enumerate(fields.items())}
+    at, is_text = list(fields).index(key), fields[key] == "string"
+
+    def deleted(name: bytes | None) -> Value:
+        try:
+            text = None if name is None else name.decode("utf-8")
+        except UnicodeDecodeError:
+            text = None
+        if text is None:
+            raise Broken("a deletion without a key")
+        if is_text:
+            return text
+        if not re.fullmatch(r"-?(0|[1-9][0-9]{0,18})", text) or not INT64_MIN <= int(text) <= INT64_MAX:
+            raise Broken("a deletion whose key is not an int64")
+        return int(text)
+
+    def decode(name: bytes | None, value: bytes | None) -> tuple[bool, list[Value]]:
+        row: list[Value] = [None] * len(fields)
+        if value is None:
+            row[at] = deleted(name)
+            return False, row
+        for field, raw in parse_object(value):
+            if field in place:
+                i, convert = place[field]
+                if raw is None and i == at:
+                    raise Broken(f"{field}: the table's key is null")
+                try:
+                    row[i] = None if raw is None else convert(raw)
+                except Broken as error:
+                    raise Broken(f"{field}: {error}") from None
+        if row[at] is None:
+            raise Broken(f"{key}: the table's key is missing")
+        return True, row
+
+    return decode
+
+
 def event_decoder(fields: Mapping[str, str], event_time: str) -> Callable[[bytes | None], tuple[int, list[Value]]]:
     """A function from a record's value to (event time, the declared fields in order); it raises Broken."""
     place = {name: (i, CONVERT[kind]) for i, (name, kind) in enumerate(fields.items())}

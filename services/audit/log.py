@@ -69,6 +69,22 @@ def take_range(mesh: Mesh, needed: Iterable[str], optional: Iterable[str], cut: 
     return Range(begin, _within(begin, end, cut.get("from"), begin), _within(begin, end, cut.get("to"), end))
 
 
+def end_tables(mesh: Mesh, tables: Iterable[str], log: Range, history: Iterable[Mapping[str, Any]]) -> Range:
+    """The range with each static table from its beginning to the cut on record in the control topic, whatever cut was asked for."""
+    recorded: dict[str, Mapping[str, int]] = {}
+    for entry in history:
+        for table, cut in (entry["message"].get("table_cuts") or {}).items():
+            recorded.setdefault(table, cut)
+    start, end = dict(log.cut_from), dict(log.end)
+    for table in tables:
+        topic = mesh.streams[table].topic
+        if table not in recorded:
+            raise TopicError(f"no plan in {mesh.name}.control says where table {table} ends: run the mesh before it is audited")
+        start[topic] = dict(log.begin[topic])
+        end[topic] = {p: max(begin, int(recorded[table][str(p)])) for p, begin in log.begin[topic].items()}
+    return Range(log.begin, start, end)
+
+
 def _within(begin: Offsets, end: Offsets, asked: Mapping[str, Mapping[Any, int]] | None, default: Offsets) -> Offsets:
     """The asked offsets where there are some, the default elsewhere; outside the log is an error."""
     found = {topic: dict(offsets) for topic, offsets in default.items()}

@@ -57,7 +57,7 @@ def judge_streams(spark: SparkSession, mesh: Mesh, log: Range, events: Mapping[s
         late, dead = differences.get(("late", name), _Difference()), differences.get(("dead", topic), _Difference())
         samples = {"late events missing": late.unnoticed, "late events unexpected": late.unfounded, "dead letters missing": dead.unnoticed, "dead letters unexpected": dead.unfounded}  # fmt: skip
         found[name] = StreamVerdict(
-            stream=name, topic=topic, records=sum(per_status.values()), usable=per_status[OK], late=per_status[LATE], idle=per_status[IDLE],
+            stream=name, topic=topic, records=sum(mine.values()), usable=per_status[OK], late=per_status[LATE], idle=per_status[IDLE],
             broken=per_status[BROKEN], late_missing=late.missing, late_unexpected=late.unexpected,
             dead_missing=dead.missing, dead_unexpected=dead.unexpected,
             reasons={str(reason): n for (status, reason), n in sorted(mine.items(), key=str) if status == BROKEN},
@@ -78,7 +78,8 @@ def _status_counts(inside: Mapping[str, DataFrame]) -> tuple[Counts, int, int]:
     for row in rows:
         found.setdefault(row["stream"], {})[row["#status"], row["#reason"]] = row["n"]
     usable = [row for row in rows if row["#status"] == OK]
-    return found, min((row["first"] for row in usable), default=0), max((row["last"] for row in usable), default=0)
+    times = [row for row in usable if row["first"] is not None]  # a table's rows have none
+    return found, min((row["first"] for row in times), default=0), max((row["last"] for row in times), default=0)
 
 
 @dataclass

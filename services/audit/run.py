@@ -15,7 +15,7 @@ from schemas import topics
 from schemas.errors import JoinmeshError
 from schemas.mesh import Mesh, did_you_mean
 from services.audit import compare
-from services.audit.log import Range, control_history, publish, take_range
+from services.audit.log import Range, control_history, end_tables, publish, take_range
 from services.audit.notices import Streams, judge_streams, read_notices
 from services.audit.report import table, write_report
 from services.audit.scan import Scanned, scan
@@ -34,11 +34,12 @@ def run(mesh: Mesh, query: str | None, *, cut: Mapping[str, Any] | None, report_
     results = [topics.results(mesh.name, scanned.name) for scanned in queries]
     optional = [topics.late(mesh.name), topics.dead(mesh.name), topics.control(mesh.name)]
     log = take_range(mesh, [*sources, *results], optional, cut)
+    history = control_history(mesh, topics.control(mesh.name), log)
+    log = end_tables(mesh, [name for name in streams if mesh.streams[name].table is not None], log, history)
     progress(f"auditing {', '.join(q.name for q in queries)}: {sum(log.records(t) for t in set(sources)):,} source records, {sum(log.records(t) for t in results):,} offsets of results")
     spark, own = _session(master, memory, report_dir, progress)
     try:
         verdicts = _judge(spark, mesh, log, queries, streams, progress)
-        history = control_history(mesh, topics.control(mesh.name), log)
         document = {
             "mesh": mesh.name,
             "made": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -53,7 +53,7 @@ class Token:
 class Source:
     alias: str
     stream: str
-    window_ms: int
+    window_ms: int | None  # None: a static table, valid always
 
 
 @dataclass(frozen=True)
@@ -163,11 +163,15 @@ class _Scanner:
     def source(self, tokens: list[Token]) -> Source:
         windows = [t for t in tokens if t.kind == "window"]
         names = [t for t in tokens if t.kind != "window" and t.upper != "AS"]
-        if len(windows) != 1 or not 1 <= len(names) <= 2 or any(t.name is None for t in names):
+        if len(windows) > 1 or not 1 <= len(names) <= 2 or any(t.name is None for t in names):
             raise self.fail("each source is written: stream [RANGE n unit] AS alias", tokens[0].at if tokens else None)
         stream = str(names[0].name)
         if stream not in self.mesh.streams:
             raise self.fail(f"no stream `{stream}` in the mesh file", names[0].at)
+        if (self.mesh.streams[stream].table is None) != bool(windows):
+            raise self.fail("each source is written: stream [RANGE n unit] AS alias, a table without the window", names[0].at)
+        if not windows:
+            return Source(str(names[-1].name), stream, None)
         match = _WINDOW.match(windows[0].text)
         if match is None:
             raise self.fail(f"window {windows[0].text} is not of the form [RANGE 10 MINUTES]", windows[0].at)

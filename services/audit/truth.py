@@ -2,14 +2,14 @@
 
 Invariant: a combination of one event per source is expected iff the query's own conditions hold in Spark SQL and its validity is
 not empty, that is each ts <= each ts + window. Each is found once: every row stands in all the time buckets its validity
-touches, and a combination counts only in the bucket of its start.
+touches, and a combination counts only in the bucket of its start. A static table's rows are valid always, so time asks nothing of them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BooleanType,
@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 
 from schemas.errors import MachineError, QueryError
 from schemas.mesh import Mesh, Stream
-from services.audit.batches import OK, event_mapper
+from services.audit.batches import BROKEN, OK, REPLACED, event_mapper, table_mapper
 from services.audit.log import Range, read_topic
 from services.audit.scan import Scanned, Source, spark_name
 from services.audit.session import map_in_arrow
@@ -45,6 +45,9 @@ def read_events(spark: SparkSession, mesh: Mesh, log: Range, stream: Stream, idl
         return empty(spark, schema)
     if kafka.rdd.getNumPartitions() > len(log.begin[stream.topic]):
         raise MachineError(f"Spark splits partitions of {stream.topic}: unset minPartitions, the audit needs them in offset order")
+    if stream.table is not None:
+        rows = map_in_arrow(kafka.select("partition", "offset", "key", "value"), table_mapper(fields, stream.table), schema)
+        return _last_of_each_key(rows, stream.table)
     mapper = event_mapper(fields, stream.event_time, stream.lateness_ms)
     events = map_in_arrow(kafka.select("partition", "offset", "value"), mapper, schema)
     if idle is not None:
@@ -52,6 +55,14 @@ def read_events(spark: SparkSession, mesh: Mesh, log: Range, stream: Stream, idl
         status = F.when((F.col("#status") == OK) & F.col("#idle").isNotNull(), F.lit(IDLE)).otherwise(F.col("#status"))
         events = events.withColumn("#status", status).drop("#idle")
     return events
+
+
+def _last_of_each_key(rows: DataFrame, key: str) -> DataFrame:
+    """Of each partition, the last record of each key stays what it is; earlier ones are replaced."""
+    broken = F.col("#status") == BROKEN
+    later = Window.partitionBy("#partition", broken, F.col(spark_name(key))).orderBy(F.col("#offset").desc())
+    status = F.when(~broken & (F.col("#place") > 1), F.lit(REPLACED)).otherwise(F.col("#status"))
+    return rows.withColumn("#place", F.row_number().over(later)).withColumn("#status", status).drop("#place")
 
 
 def empty(spark: SparkSession, schema: str) -> DataFrame:
@@ -104,12 +115,15 @@ def bucket_ms(sources: tuple[Source, ...]) -> int:
     >>> bucket_ms((Source("a", "a", 1_000), Source("b", "b", 80_000))), bucket_ms((Source("a", "a", 0),))
     (10000, 1)
     """
-    longest = max(source.window_ms for source in sources)
-    shortest = min(source.window_ms for source in sources)
+    windows = [source.window_ms for source in sources if source.window_ms is not None]
+    longest, shortest = max(windows), min(windows)
     return max(shortest, -(-longest // MAX_COPIES), 1)
 
 
 def _register(rows: DataFrame, source: Source, width: int) -> None:
+    if source.window_ms is None:
+        rows.drop("#status", "#reason", "#ts").createOrReplaceTempView(source.alias)
+        return
     end = F.col("#ts") + F.lit(source.window_ms)
     buckets = F.expr(f"sequence(`#ts` div {width}L, (`#ts` + {source.window_ms}L) div {width}L)")
     view = rows.drop("#status", "#reason").withColumn("#end", end).withColumn("#bucket", F.explode(buckets))
@@ -120,7 +134,8 @@ def _sql(scanned: Scanned, width: int) -> str:
     def column(source: Source, name: str) -> str:
         return f"{spark_name(source.alias)}.{spark_name(name)}"
 
-    order = scanned.join_order
+    every = scanned.join_order
+    order = [source for source in every if source.window_ms is not None]
     start = f"greatest({', '.join(column(s, '#ts') for s in order)})"
     ids = [f"concat('{s.stream}:', {column(s, '#partition')}, ':', {column(s, '#offset')})" for s in scanned.sources]
     outputs = [f"{expression} AS {spark_name(name)}" for name, expression in scanned.outputs]
@@ -132,7 +147,7 @@ def _sql(scanned: Scanned, width: int) -> str:
     conditions.append(f"{column(order[0], '#bucket')} = {start} div {width}L")
     return (
         f"SELECT concat_ws('|', {', '.join(ids)}) AS `#id`, {start} AS `#time`, {', '.join(outputs)}\n"
-        f"FROM {', '.join(spark_name(s.alias) for s in order)}\nWHERE {' AND '.join(conditions)}"
+        f"FROM {', '.join(spark_name(s.alias) for s in every)}\nWHERE {' AND '.join(conditions)}"
     )
 
 

@@ -65,6 +65,7 @@ def in_words(value: bytes | None, topic: str, partition: int, shapes: Mapping[st
     from schemas.block import decode_block
     from schemas.errors import BlockError
     from topology.subtuples import SHAPE
+    from topology.window import COMPLETE
 
     target = topic.removesuffix(".feedback").partition(".")[2]
     try:
@@ -72,7 +73,9 @@ def in_words(value: bytes | None, topic: str, partition: int, shapes: Mapping[st
     except BlockError as error:
         return f"{target}/{partition}: not feedback ({error})"
     header, known = block.header, shapes[topic]
-    time = datetime.fromtimestamp(header.watermark / 1000, UTC).strftime("%H:%M:%S") if header.watermark > 0 else "its beginning"
+    time = "its end" if header.watermark == COMPLETE else "its beginning"
+    if 0 < header.watermark < COMPLETE:
+        time = datetime.fromtimestamp(header.watermark / 1000, UTC).strftime("%H:%M:%S")
     who = f"{header.sender}/{header.sender_partition} to {target}/{partition}"
     if block.rows is None:
         return f"{who}: my other side has reached {time}"

@@ -12,9 +12,9 @@ import time
 from schemas import topics
 from schemas.control import PlanPublished, encode_control
 from schemas.errors import StateError
-from schemas.mesh import Mesh
+from schemas.mesh import Mesh, Stream
 from services.runtime.control import plan_digest, read_plans
-from services.runtime.kafka import source_partitions
+from services.runtime.kafka import read_before, source_partitions, topic_offsets
 from services.runtime.producer import Sender
 from services.runtime.queries import parse_queries, plan_of
 from services.runtime.report import Reporter
@@ -41,6 +41,7 @@ def serve(arguments: Arguments) -> None:
 def publish_plans(mesh: Mesh, sender: Sender) -> list[PlanPublished]:
     """Publish what is new; refuse what contradicts a running plan."""
     running = read_plans(mesh)
+    cuts = {table: cut for plan in running.values() for table, cut in plan.table_cuts.items()}
     published = []
     for name, query in parse_queries(mesh).items():
         plan = plan_of(mesh, query)
@@ -52,14 +53,29 @@ def publish_plans(mesh: Mesh, sender: Sender) -> list[PlanPublished]:
         message = PlanPublished(
             query=name, epoch=1, text=mesh.queries[name], tree=tree_text(plan.tree), digest=plan_digest(mesh, plan),
             at_ms=int(time.time() * 1000), source_partitions=source_partitions(mesh, used),
-            feedback=mesh.feedback.get(name, "off"),
+            feedback=mesh.feedback.get(name, "off"), table_cuts=_cuts(mesh, name, used, cuts),
         )  # fmt: skip
+        cuts |= message.table_cuts
         log.info("query %s runs as %s", name, message.tree)
         for partition in range(mesh.partitions):
             sender.send(topics.control(mesh.name), partition, encode_control(message), name.encode())
         published.append(message)
     sender.flush()
     return published
+
+
+def _cuts(mesh: Mesh, query: str, used: list[Stream], known: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
+    """Where each table of a new query ends: one cut a table for the whole mesh, taken when it is first needed."""
+    tables = [stream for stream in used if stream.table is not None]
+    counts = source_partitions(mesh, tables)
+    for table in tables:
+        if table.name in known and read_before(mesh, f"{mesh.name}.ingest", table.topic, counts[table.name]):
+            raise StateError(
+                f"query {query} is new and reads table {table.name}, which this mesh has read already and does not read again; "
+                "use a new mesh name for it"
+            )
+    ends = topic_offsets(mesh, {t.topic: counts[t.name] for t in tables if t.name not in known})
+    return {t.name: known.get(t.name) or {p: end for p, (_, end) in enumerate(ends[t.topic])} for t in tables}
 
 
 def _check_same(mesh: Mesh, plan: Plan, running: PlanPublished) -> None:

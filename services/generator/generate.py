@@ -57,10 +57,15 @@ def generate(
     work = work or Workload()
     queries = parse_queries(mesh)
     shape = shape_of(mesh, queries)
-    chosen = list(streams) if streams else list(shape.order)
+    tables = [name for name, stream in mesh.streams.items() if stream.table is not None]
+    chosen = list(streams) if streams else [name for name in shape.order if name not in tables]
     for name in chosen:
         if name not in mesh.streams:
             raise JoinmeshError(f"no stream `{name}` in {mesh.file}{did_you_mean(name, mesh.streams)}")
+        if name in tables:
+            raise JoinmeshError(f"`{name}` is a table: generate writes events of streams only; write its records yourself")
+    if tables and not streams:
+        progress(f"tables are yours to write, before the mesh first starts: {', '.join(tables)}")
     if create is not None:
         ensure_sources(mesh, chosen, create, progress)
     partitions = source_partitions(mesh, [mesh.streams[name] for name in chosen])

@@ -100,7 +100,7 @@ def shape_of(mesh: Mesh, queries: dict[str, Query]) -> Shape:
         domain = Domain(number, _kind({mesh.streams[s].fields[f] for s, f in fields}))
         domains.update(dict.fromkeys(fields, domain))
     used = dict.fromkeys(source.stream for query in queries.values() for source in query.sources)
-    windows = [source.window_ms for query in queries.values() for source in query.sources]
+    windows = [source.window_ms for query in queries.values() for source in query.sources if not source.is_table]
     return Shape(
         order=tuple(used) + tuple(name for name in mesh.streams if name not in used),
         domains=domains,

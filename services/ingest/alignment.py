@@ -20,6 +20,7 @@ class Backlog:
 
     offsets: deque[int] = field(default_factory=deque)
     values: deque[bytes | None] = field(default_factory=deque)
+    keys: dict[int, bytes | None] = field(default_factory=dict)  # record keys of a table's records without a value: what they delete
     time: int | None = None  # event time reached
     fetched: int = 0  # next offset to fetch
     end: int | None = None  # where the topic was last seen to end

@@ -1,7 +1,8 @@
 """The ingest service: source topics in, blocks for the join nodes out.
 
 A round: fetch, decide which partitions may go on (alignment), read them into columns, send blocks; now and then tell every channel its
-positions, flush, and commit the source offsets with each partition's reading as metadata.
+positions, flush, and commit the source offsets with each partition's reading as metadata. Static tables come first: streams wait until those of this
+worker are loaded up to their cut, and nothing behind it is read.
 
 Invariant: a source offset is committed only after every block of the rows before it is delivered and every channel knows the
 position; so a restart repeats rows (dropped downstream by source offset) and never skips one.
@@ -10,6 +11,7 @@ position; so a restart repeats rows (dropped downstream by source offset) and ne
 import logging
 import signal
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -34,6 +36,8 @@ from services.runtime.report import Reporter
 from services.runtime.service import Arguments, end_when_fatal, end_when_lost
 from topology.ingest import Read, Reading, Router, StreamReader
 from topology.plan import Plan
+from topology.table import TableReader
+from topology.window import COMPLETE
 
 log = logging.getLogger("joinmesh.ingest")
 FETCH = 20_000  # records a round
@@ -76,7 +80,12 @@ class Ingest:
         self.mesh, self.stopping = mesh, False
         self.consumer, self.sender, self.reporter, self.health = consumer, sender, reporter, health or Health()
         streams = [mesh.streams[name] for name in mesh.streams if name in counts]
-        self.readers = {stream.name: StreamReader(stream, counts[stream.name]) for stream in streams}
+        cuts = {table: cut for message, _ in plans.values() for table, cut in message.table_cuts.items()}
+        self.readers = {
+            stream.name: StreamReader(stream, counts[stream.name]) if stream.table is None
+            else TableReader(stream, counts[stream.name], cuts[stream.name])
+            for stream in streams
+        }  # fmt: skip
         self.by_topic = {stream.topic: stream.name for stream in streams}
         incarnation = incarnation or int(time.time() * 1000)
         self.routers: dict[str, list[Router]] = {name: [] for name in self.readers}
@@ -84,10 +93,12 @@ class Ingest:
             for route in plan.routes:
                 router = Router(plan, route, mesh.partitions, message.epoch, incarnation)
                 self.routers[router.source.stream].append(router)
-        windows = [s.window_ms for _, plan in plans.values() for s in plan.query.sources]
+        windows = [s.window_ms for _, plan in plans.values() for s in plan.query.sources if not s.is_table]
         self.slack_ms = max(1_000, min(windows) // 4)
         self.longest_ms = max(windows)
-        self.backlogs: dict[Place, Backlog] = {}
+        self.backlogs: dict[Place, Backlog] = {}  # of streams
+        self.tables: dict[Place, Backlog] = {}
+        self.unread: dict[Place, int] = {}  # records of tables behind their cut
         self.committed: dict[Place, int] = {}
         self.first_event_ms: int | None = None
         self.counts = dict.fromkeys(("events_in", "late", "dead", "rounds"), 0)
@@ -128,6 +139,9 @@ class Ingest:
             stream = self.by_topic[place.topic]
             low, high = consumer.get_watermark_offsets(TopicPartition(place.topic, place.partition), timeout=30)
             start = place.offset if place.offset >= 0 else low
+            reader = self.readers[stream]
+            if isinstance(reader, TableReader) and start >= reader.cut[place.partition]:
+                low = min(low, start)  # it is loaded: what became of its records since does not matter
             if start < low:
                 raise StateError(
                     f"source topic {place.topic} partition {place.partition}: next record to read is {start}, but the topic now begins at "
@@ -136,28 +150,33 @@ class Ingest:
                 )
             reading = msgspec.json.decode(place.metadata, type=Reading) if place.offset >= 0 and place.metadata else Reading(start)
             reading.next = start
-            self.readers[stream].readings[place.partition] = reading
+            reader.readings[place.partition] = reading
             for router in self.routers[stream]:
                 router.assign(place.partition, start)
             backlog = Backlog(fetched=start, end=high)
             backlog.time = reading.max_time if reading.max_time != NO_WATERMARK else None
-            self.backlogs[place.topic, place.partition] = backlog
+            (self.tables if isinstance(reader, TableReader) else self.backlogs)[place.topic, place.partition] = backlog
             self.committed[place.topic, place.partition] = start
-            place.offset = start
+            place.offset = high if reader.watermark(place.partition) == COMPLETE else start
         consumer.assign([TopicPartition(p.topic, p.partition, p.offset) for p in stored])
+        for place in stored:
+            reader = self.readers[self.by_topic[place.topic]]
+            if isinstance(reader, TableReader):
+                self._watch_cut(reader, place.topic, place.partition, self.tables[place.topic, place.partition].end or 0)
         self.health.ready = True
 
     def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:
         self._commit()
         for place in places:
             stream = self.by_topic[place.topic]
-            self.readers[stream].readings.pop(place.partition, None)
-            self.backlogs.pop((place.topic, place.partition), None)
+            self.readers[stream].forget(place.partition)
+            for known in (self.backlogs, self.tables, self.unread):
+                known.pop((place.topic, place.partition), None)
             for router in self.routers[stream]:
                 router.revoke(place.partition)
 
     def _fetch(self, wait_s: float) -> None:
-        backlogs = self.backlogs
+        backlogs = {**self.backlogs, **self.tables} if self.tables else self.backlogs
         for message in self.consumer.consume(FETCH, wait_s):
             error = message.error()
             if error is None:
@@ -165,6 +184,8 @@ class Ingest:
                 if backlog is not None:
                     backlog.offsets.append(message.offset())
                     backlog.values.append(message.value())
+                    if self.tables and message.value() is None:
+                        backlog.keys[message.offset()] = message.key()
             else:
                 self._fetch_error(message, error)
         for (topic, partition), backlog in backlogs.items():
@@ -179,7 +200,8 @@ class Ingest:
 
     def _fetch_error(self, message: Message, error: KafkaError) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            backlog = self.backlogs.get((message.topic(), message.partition()))  # type: ignore[arg-type]
+            place = (message.topic(), message.partition())
+            backlog = {**self.backlogs, **self.tables}.get(place)  # type: ignore[arg-type]
             if backlog is not None:
                 # Offsets before it that held no event are passed too: markers of the producers' transactions.
                 backlog.end = message.offset()
@@ -203,10 +225,10 @@ class Ingest:
 
     def _round(self) -> bool:
         now = time.monotonic()
-        rows: dict[str, list[Rows]] = {}
+        rows = self._load_tables()
         if self.first_event_ms is None and any(len(b) for b in self.backlogs.values()):
             self.first_event_ms = int(time.time() * 1000)
-        for place in may_go(self.backlogs, self.slack_ms, now):
+        for place in may_go(self.backlogs, self.slack_ms, now) if self._tables_loaded() else ():
             backlog = self.backlogs[place]
             offsets, values = backlog.take(self.per_round)
             topic, partition = place
@@ -227,6 +249,42 @@ class Ingest:
                 self._send(router, router.send(frame, self.readers[stream]))
         self.counts["rounds"] += bool(rows)
         return any(len(backlog) for backlog in self.backlogs.values()) and bool(rows)
+
+    def _tables_loaded(self) -> bool:
+        return all(cast(TableReader, self.readers[self.by_topic[topic]]).is_loaded(p) for topic, p in self.tables)
+
+    def _load_tables(self) -> dict[str, list[Rows]]:
+        """Take what was fetched of tables; gives the rows of those partitions whose cut is reached now."""
+        rows: dict[str, list[Rows]] = {}
+        for (topic, partition), backlog in self.tables.items():
+            stream = self.by_topic[topic]
+            reader = cast(TableReader, self.readers[stream])
+            if reader.is_loaded(partition):
+                continue
+            offsets, values = backlog.take(len(backlog))
+            count = bisect_left(offsets, reader.cut[partition])
+            if count:
+                read = reader.read(partition, offsets[:count], values[:count], backlog.keys)
+                self.counts["events_in"] += count
+                self.per_stream[stream]["events"] += count
+                if read.broken:
+                    self._set_aside(stream, topic, partition, values, read)
+            backlog.keys.clear()
+            if backlog.fetched >= reader.cut[partition]:
+                rows.setdefault(stream, []).append(reader.load(partition))
+                self._watch_cut(reader, topic, partition, max(backlog.end or 0, backlog.fetched))
+        return rows
+
+    def _watch_cut(self, reader: TableReader, topic: str, partition: int, end: int) -> None:
+        """A loaded table is not read on; what stands behind its cut is said once."""
+        if not reader.is_loaded(partition):
+            return
+        self.consumer.pause([TopicPartition(topic, partition)])
+        self.tables[topic, partition].paused = False  # that was for a full backlog, and would be undone
+        told = self.unread.get((topic, partition), 0)
+        self.unread[topic, partition] = unread = max(told, end - reader.cut[partition])
+        if unread and not told:
+            log.warning("%s", _behind_cut(reader.stream.name, partition, unread))
 
     def _send(self, router: Router, sends: list[Any]) -> None:
         failpoint("ingest.before_send")
@@ -299,19 +357,23 @@ class Ingest:
 
     def _report(self) -> None:
         lag = 0
-        for (topic, partition), backlog in self.backlogs.items():
+        for (topic, partition), backlog in (*self.backlogs.items(), *self.tables.items()):
             try:
                 _, high = self.consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=2, cached=not self.health.quiet)
             except KafkaException:
                 continue
-            reading = self.readers[self.by_topic[topic]].readings.get(partition)
+            reader = self.readers[self.by_topic[topic]]
+            reading = reader.readings.get(partition)
+            if isinstance(reader, TableReader) and reader.is_loaded(partition):
+                self._watch_cut(reader, topic, partition, high)
+                continue
             if backlog.at_end and not len(backlog) and not self.health.quiet:
                 continue
             if high >= 0 and reading is not None:
                 # Offsets up to `fetched` are known, also those that hold no event (markers of transactions).
                 lag += max(0, high - max(reading.next, backlog.fetched)) if self.health.quiet else max(1, high - reading.next)
         watermarks = [
-            min((r.watermark(p) for p in range(r.partitions)), default=NO_WATERMARK) for r in self.readers.values()
+            min((r.watermark(p) for p in range(r.partitions)), default=NO_WATERMARK) for r in self.readers.values() if not isinstance(r, TableReader)
         ]
         low = min(watermarks, default=NO_WATERMARK)
         routers = [r for group in self.routers.values() for r in group]
@@ -325,7 +387,8 @@ class Ingest:
         self.health.check()
 
     def _alarms(self) -> list[str]:
-        now, alarms = time.monotonic(), []
+        now = time.monotonic()
+        alarms = [_behind_cut(self.by_topic[topic], partition, n) for (topic, partition), n in self.unread.items() if n]
         newest = max((b.time for b in self.backlogs.values() if b.time is not None), default=None)
         for (topic, partition), backlog in self.backlogs.items():
             stream = self.by_topic[topic]
@@ -342,3 +405,10 @@ class Ingest:
                     f"state grows; send it events or set idle_after on the stream"
                 )
         return alarms
+
+
+def _behind_cut(table: str, partition: int, count: int) -> str:
+    return (
+        f"table {table} partition {partition}: {count:,} records came after the mesh first started and are not joined; "
+        "a table is static: restart under a new mesh name to read it again"
+    )

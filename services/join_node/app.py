@@ -183,6 +183,11 @@ class NodeWorker:
                 host = self.hosts.get(tp.partition)
                 stored = host.next_offset(kinds[tp.topic]) if host else None
                 wanted[tp] = self._checked(tp, stored, starts.get(tp, 0), ends.get(tp, 0))
+                if tp.topic == self.input_topic and stored is None and wanted[tp] > 0 and host is not None and any(host.node.is_static):
+                    raise StateError(
+                        f"{tp.topic} partition {tp.partition}: there is no state, and the topic begins at {wanted[tp]}: the static table that stood before "
+                        "it is gone, so the state cannot be built from it again. Restore the state's directory, or use a new mesh name"
+                    )
             self.health.ready = True
             log.info("%s.%s has partitions %s", self.query, self.node_id, sorted(mine))
             return wanted

@@ -36,7 +36,7 @@ def plan_digest(mesh: Mesh, plan: Plan) -> str:
     import hashlib
 
     text = describe(plan, mesh.name) + repr([
-        (n, s.topic, s.event_time, s.format, dict(s.fields), s.lateness_ms) for n, s in sorted(mesh.streams.items())
+        (n, s.topic, s.event_time, s.format, dict(s.fields), s.lateness_ms, *([s.table] if s.table else [])) for n, s in sorted(mesh.streams.items())
     ])  # fmt: skip
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ClusterMetadata,
@@ -159,6 +159,16 @@ def topic_offsets(mesh: Mesh, partitions: Mapping[str, int]) -> dict[str, list[t
     low = _list_offsets(mesh, client, {place: spec.earliest() for place in places})
     high = _list_offsets(mesh, client, {place: spec.latest() for place in places})
     return {t: [(low[t, p], high[t, p]) for p in range(count)] for t, count in partitions.items()}
+
+
+def read_before(mesh: Mesh, group: str, topic: str, partitions: int) -> bool:
+    """Whether a group has committed any offset of a topic."""
+    consumer = Consumer(client_config(mesh, group_id=group, enable_auto_commit=False, log_level=0))
+    try:
+        places = consumer.committed([TopicPartition(topic, p) for p in range(partitions)], timeout=30)
+        return any(place.offset >= 0 for place in places)
+    finally:
+        consumer.close()
 
 
 def left_open(mesh: Mesh, topic: str, partitions: int) -> list[int]:

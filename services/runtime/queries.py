@@ -29,7 +29,7 @@ def parse_queries(mesh: Mesh) -> dict[str, Query]:
 
 def keep_ms(mesh: Mesh, queries: dict[str, Query]) -> int:
     """How long an internal topic must keep what state may have to be rebuilt from: longest window + lateness."""
-    windows = [source.window_ms for query in queries.values() for source in query.sources]
+    windows = [source.window_ms for query in queries.values() for source in query.sources if not source.is_table]
     used = {source.stream for query in queries.values() for source in query.sources}
     return max(windows, default=0) + max((mesh.streams[name].lateness_ms for name in used), default=0)
 

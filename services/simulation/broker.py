@@ -42,6 +42,9 @@ class SimMessage:
     def offset(self) -> int:
         return self.at
 
+    def key(self) -> bytes | str | None:
+        return self.record.key if self.record is not None else None
+
     def value(self) -> bytes | None:
         return self.record.value if self.record is not None else None
 

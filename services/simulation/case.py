@@ -25,13 +25,16 @@ SELECT = ("a0.k AS k, a1.s AS s, a0.v + a1.v AS total", "a0.v, a1.ts AS t, 'fix'
 BROKEN = (b"", b"{", None, b'{"k": 1}', b'{"k": "x", "ts": 5}', b'{"ts": -4}', b"\xff\xfe", b"JMB\x01")
 
 
+SourceRecord = tuple[str, int, bytes | None, bytes | None]  # stream, partition, value, key; offsets follow from the order
+
+
 @dataclass(frozen=True)
 class Case:
     mesh: Mesh
     plan: Plan
     published: PlanPublished
     counts: dict[str, int]  # stream -> source partitions
-    records: list[tuple[str, int, bytes | None]]  # stream, partition, value; offsets follow from the order
+    records: list[SourceRecord]
     expected: dict[str, tuple[dict[str, Any], int]]
     late: set[str]  # stream:partition:offset
     dead: set[str]
@@ -48,10 +51,15 @@ def draw_case(rng: Random) -> Case:
     names = ["r0", "r0"] if n == 2 and rng.random() < 0.2 else [f"r{i}" for i in range(n)]
     windows = [rng.choice((5, 20, 60, 200)) * scale for _ in range(n)]
     streams = {name: Stream(name, name, FIELDS, "ts", lateness_ms=rng.choice((0, 10, 50)) * scale) for name in dict.fromkeys(names)}
+    # From numbers of its own, so that the cases without a table stay what they were.
+    apart = Random(repr((names, windows, streams)))
+    table = apart.choice(names) if len(streams) > 1 and apart.random() < 0.35 else None
+    if table is not None:
+        streams[table] = Stream(table, table, FIELDS, "", table=apart.choice(("k", "s")))
     edges = [(0, i) for i in range(1, n)] if rng.random() < 0.4 else [(i, i + 1) for i in range(n - 1)]
     where = [f"a{i}.{f} = a{j}.{f}" for i, j in edges for f in rng.choice((("k",), ("k",), ("s",), ("k", "s")))]
     where += rng.sample(EXTRA, rng.choice((0, 0, 1)))
-    sources = ", ".join(f"{s} [RANGE {w} MS] AS a{i}" for i, (s, w) in enumerate(zip(names, windows, strict=True)))
+    sources = ", ".join(f"{s} AS a{i}" if s == table else f"{s} [RANGE {w} MS] AS a{i}" for i, (s, w) in enumerate(zip(names, windows, strict=True)))
     text = f"SELECT {rng.choice(SELECT)} FROM {sources} WHERE {' AND '.join(where)}"
     query = parse_query("q", text, streams)
     tree = _random_tree(query, rng)
@@ -60,19 +68,50 @@ def draw_case(rng: Random) -> Case:
     partitions = rng.choice((1, 1, 2) if feedback != "off" else (1, 2, 2, 3))
     mesh = Mesh("m", {"bootstrap.servers": "none"}, partitions, streams, {"q": text})
     counts = {name: rng.choice((1, 1, 2)) for name in streams}
-    published = PlanPublished("q", 1, text, tree_text(tree), plan_digest(mesh, plan), 0, counts, feedback)
-    records, events, dead = _draw_records(rng, streams, counts, scale, sparse=feedback != "off" and n > 2)
-    late = {e.id for e in events} - {e.id for s in streams.values() for e in on_time(s, [e for e in events if e.stream == s.name])}
-    return Case(mesh, plan, published, counts, records, truth(query, streams, events), late, dead)
+    flowing = {name: stream for name, stream in streams.items() if name != table}
+    records, events, dead = _draw_records(rng, flowing, counts, scale, sparse=feedback != "off" and n > 2)
+    late = {e.id for e in events} - {e.id for s in flowing.values() for e in on_time(s, [e for e in events if e.stream == s.name])}
+    cuts: dict[str, dict[int, int]] = {}
+    if table is not None:
+        cuts[table] = _add_table(apart, streams[table], counts[table], records, events, dead)
+    published = PlanPublished("q", 1, text, tree_text(tree), plan_digest(mesh, plan), 0, counts, feedback, cuts)
+    return Case(mesh, plan, published, counts, records, truth(query, streams, events, cuts), late, dead)
+
+
+def _add_table(rng: Random, stream: Stream, partitions: int, records: list[SourceRecord], events: list[Event], dead: set[str]) -> dict[int, int]:
+    """Records of a table: those before the cut come first, others among those of the streams. Gives the cut."""
+    lengths, key = dict.fromkeys(range(partitions), 0), str(stream.table)
+
+    def draw(joined: bool) -> SourceRecord:
+        partition = rng.randrange(partitions)
+        offset, roll = lengths[partition], rng.random()
+        lengths[partition] += 1
+        values = {field: rng.choice(choices[:3]) for field, choices in VALUES.items()}
+        if roll < 0.08:
+            if joined:
+                dead.add(f"{stream.name}:{partition}:{offset}")
+            return stream.name, partition, *rng.choice(((b"", None), (b"{", b"0"), (None, None), (b'{"v": 1}', b"1"), (None, b"\xff")))
+        if roll < 0.22:
+            events.append(Event(stream.name, partition, offset, {key: values[key]}, deletes=True))
+            return stream.name, partition, None, str(values[key]).encode()
+        events.append(Event(stream.name, partition, offset, {**values, "ts": 7}))
+        return stream.name, partition, json.dumps({**values, "ts": 7}).encode(), None
+
+    before = [draw(True) for _ in range(rng.choice((0, 8, 16, 30)))]
+    cut = dict(lengths)
+    for _ in range(rng.choice((0, 4))):
+        records.insert(rng.randint(0, len(records)), (stream.name, -1, None, None))
+    records[:] = before + [draw(False) if record[1] < 0 else record for record in records]
+    return cut
 
 
 def _draw_records(
     rng: Random, streams: Mapping[str, Stream], counts: Mapping[str, int], scale: int, sparse: bool
-) -> tuple[list[tuple[str, int, bytes | None]], list[Event], set[str]]:
+) -> tuple[list[SourceRecord], list[Event], set[str]]:
     names, few = list(streams), rng.choice((2, 3) if sparse else (1, 2, 3))
     rare = rng.choice(names) if sparse else None  # what it has no partner for is suspended
     next_offset: dict[tuple[str, int], int] = {}
-    records: list[tuple[str, int, bytes | None]] = []
+    records: list[SourceRecord] = []
     events: list[Event] = []
     dead: set[str] = set()
     time = 1_000 * scale
@@ -85,14 +124,14 @@ def _draw_records(
         offset = next_offset.get((stream, partition), 0)
         next_offset[stream, partition] = offset + 1
         if rng.random() < 0.05:
-            records.append((stream, partition, rng.choice(BROKEN)))
+            records.append((stream, partition, rng.choice(BROKEN), None))
             dead.add(f"{stream}:{partition}:{offset}")
             continue
         values = {f: choices[-1] if rng.random() < 0.06 else rng.choice(choices[:few]) for f, choices in VALUES.items()}
         if sparse and rng.random() < 0.9:
             values |= {"k": rng.randrange(5), "s": "x" * rng.randrange(5)}
         values["ts"] = time - rng.choice((0, 0, 0, 2, 15, 60)) * scale
-        records.append((stream, partition, json.dumps(values).encode()))
+        records.append((stream, partition, json.dumps(values).encode(), None))
         events.append(Event(stream, partition, offset, values))
     return records, events, dead
 

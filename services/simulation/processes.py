@@ -136,6 +136,7 @@ class IngestProcess(Process):
         self.ingest._round()
         if any(len(b) for b in self.ingest.backlogs.values()) or any(
             at < len(self.world.broker.log(place)) for place, at in self.consumer.positions.items()
+            if place not in self.consumer.paused  # a table is not read on behind its cut
         ):
             return True
         before = dict(self.ingest.committed)

@@ -128,8 +128,8 @@ class World:
     def append(self, count: int) -> None:
         self._note(f"source gets {min(count, len(self.coming))} records")
         for _ in range(min(count, len(self.coming))):
-            stream, partition, value = self.coming.pop()
-            self.broker.log((stream, partition)).append(Record(value))
+            stream, partition, value, key = self.coming.pop()
+            self.broker.log((stream, partition)).append(Record(value, key))
 
     def _senders(self) -> list[SimSender]:
         return [p.sender for p in [*self.alive.values(), *self.zombies] if p is not None] + self.ghosts
@@ -323,7 +323,9 @@ class World:
         self._same("dead records", Counter(dead), Counter(case.dead))
         for (stream, partition), log in ((k, v) for k, v in self.broker.logs.items() if k[0] in case.counts):
             committed = self.broker.offsets.get(("m.ingest", stream, partition), (0, ""))[0]
-            assert committed == len(log), f"{stream}:{partition} is committed up to {committed} of {len(log)}"
+            end = case.published.table_cuts.get(stream, {}).get(partition, len(log))
+            assert committed == end, f"{stream}:{partition} is committed up to {committed} of {end}"
+        self.stats["with a table"] += bool(case.published.table_cuts)
         self.stats["results"] += len(found)
 
     def _same(self, what: str, found: Counter[str], wanted: Counter[str]) -> None:

@@ -30,20 +30,31 @@ class Paper:
     columns: str
     names: str
     feedback: bool = True
+    relation: list[int] | None = None  # the values of the key y of a static relation R
+    missing: int = 0  # how many of its tuples come later
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         fields = {**dict.fromkeys(self.columns, FieldType.INT64), "ts": FieldType.TIMESTAMP}
         self.streams = {n: Stream(n, n, fields, "ts") for n in self.names}
         sources = ", ".join(f"{n} [RANGE 5 MINUTES]" for n in self.names)
+        if self.relation is not None:
+            self.streams["R"], sources = Stream("R", "R", {"y": FieldType.INT64}, "", table="y"), f"{sources}, R"
         self.query = parse_query("q", f"SELECT {self.names[0]}.ts AS t FROM {sources} WHERE {self.where}", self.streams)
         self.plan = build_plan(self.query, self.tree)
-        self.driver = TopologyDriver(self.plan, self.streams, partitions=1, source_partitions=1, feedback=self.feedback)
+        self.cuts = {"R": {0: len(self.relation or []) + self.missing}}
+        self.driver = TopologyDriver(self.plan, self.streams, partitions=1, source_partitions=1, feedback=self.feedback, cuts=self.cuts)
         self.heard = dict.fromkeys(self.driver.backs, 0)
+        for y in self.relation or []:
+            self.relate(y)
 
     def arrive(self, stream: str, ts: int, **values: int) -> None:
         row: dict[str, Any] = {**dict.fromkeys(self.columns, -1), **values, "ts": 1_000 * (ts + 1)}
         self.events.append(Event(stream, 0, self.driver.produce(stream, 0, row), row))
+        self.driver.run(lambda n: n - 1)
+
+    def relate(self, y: int) -> None:
+        self.events.append(Event("R", 0, self.driver.produce("R", 0, {"y": y}), {"y": y}))
         self.driver.run(lambda n: n - 1)
 
     def messages(self, node: str) -> list[tuple[str, set[tuple[str, int]]]]:
@@ -65,8 +76,11 @@ class Paper:
         """The results are the truth; how many there are."""
         found = {key: (value, at) for key, value, at in self.driver.results}
         assert len(found) == len(self.driver.results)
-        assert found == truth(self.query, self.streams, self.events)
+        assert found == truth(self.query, self.streams, self.events, self.cuts)
         return len(found)
+
+    def stored(self, node: str, side: int) -> int:
+        return sum(segment.rows for segment in self.driver.nodes[node, 0].states[side].segments())
 
 
 def sub_tuple(columns: str, *values: int) -> tuple[str, int]:
@@ -205,3 +219,109 @@ def test_both_inputs_suspended_and_resumed_in_either_order(first: str) -> None:
             paper.arrive("A", at + 6, x=1, y=100)
             paper.arrive("B", at + 6, x=1, z=200)
     assert paper.check() > 100
+
+
+def test_figure_9a_a_selection_never_sits_above_a_join() -> None:
+    """a1 fails the selection: it never reaches the join that the paper's selection would have to stop."""
+    paper = Paper("A.x = B.x AND A.y > 200", ("A", "B"), "xy", "AB")
+    for i in range(3):
+        paper.arrive("B", i, x=1)
+    paper.arrive("A", 3, x=1, y=100)
+    paper.arrive("A", 3, x=1, y=201)
+    assert paper.driver.nodes["j1", 0].memo.rows_in == [1, 3]  # a1 is dropped before
+    assert paper.stored("j1", 0) == 1
+    assert paper.check() == 3
+
+
+def test_figure_9a_a_selection_over_both_inputs_is_applied_where_they_meet() -> None:
+    """Nothing that fails it is sent, so no consumer is left that could ask for less."""
+    paper = Paper("A.x = B.x AND A.y + B.y > 200 AND A.y = C.y", (("A", "B"), "C"), "xy", "ABC")
+    paper.arrive("C", 0, y=100)
+    for i in range(3):
+        paper.arrive("B", i, x=1, y=99 + i)
+    paper.arrive("A", 3, x=1, y=100)
+    assert paper.made("j1") == 1  # a1b3; a1b1 and a1b2 have 199 and 200
+    assert paper.driver.nodes["j2", 0].memo.rows_in == [1, 1]
+    assert paper.messages("j1") == []
+    assert paper.check() == 1
+
+
+def figure_nine_b(feedback: bool = True, relation: tuple[int, ...] = (7, 8)) -> Paper:
+    paper = Paper("A.x = B.x AND A.y = R.y", (("A", "B"), "R"), "xy", "AB", feedback, list(relation))
+    paper.driver.run(lambda n: n - 1)
+    for _ in range(3):
+        paper.arrive("B", 0, x=1)
+    paper.arrive("A", 1, x=1, y=100)
+    return paper
+
+
+def test_figure_9b_a_static_join_suspends_and_never_resumes() -> None:
+    paper = figure_nine_b()
+    assert paper.made("j1") == 3  # a1b1, a1b2, a1b3
+    assert paper.messages("j1")[0] == ("suspend", {sub_tuple("A.y", 100)})
+    for i in range(40):
+        paper.arrive("B", 2 + i, x=1)
+        paper.arrive("A", 2 + i, x=1, y=100)
+    assert paper.made("j1") == 3
+    paper.arrive("A", 50, x=1, y=7)
+    assert paper.made("j1") == 3 + 43
+    assert paper.messages("j1") == []
+    assert paper.stored("j2", 0) == 0  # the relation is complete: what joins it need not wait
+    assert paper.check() == 43
+
+
+def test_figure_9b_an_empty_relation_stops_everything_at_once() -> None:
+    paper = figure_nine_b(relation=())
+    assert paper.messages("j1")[0] == ("suspend", {EVERYTHING})
+    for i in range(20):
+        paper.arrive("A", 2 + i, x=1, y=i)
+    assert paper.made("j1") == 3
+    assert paper.messages("j1") == []
+    assert paper.check() == 0
+
+
+def test_figure_9b_the_producer_keeps_nothing_for_it_beyond_its_own_window() -> None:
+    """The paper deletes a1 at once. Ours holds it as long as without feedback, and a suspended value four windows longer than rows show it."""
+    with_feedback, without = figure_nine_b(), figure_nine_b(feedback=False)
+    feedback = with_feedback.driver.nodes["j1", 0].feedback
+    assert feedback is not None
+    most = 0
+    for i in range(360):
+        for paper in (with_feedback, without):
+            paper.arrive("AB"[i % 2], 10 * i, x=1, y=1000 + i // 10)
+        held = [(paper.stored("j1", 0), paper.stored("j1", 1)) for paper in (with_feedback, without)]
+        assert held[0] == held[1]
+        most = max(most, feedback.counts()["suspended_here"])
+    assert 2 <= most <= 20  # of 36 values: five windows of 300 s, and half a slice
+    assert with_feedback.made("j1") < without.made("j1") / 5
+    assert {kind for kind, _ in with_feedback.messages("j1")} == {"suspend"}
+    assert with_feedback.check() == without.check()
+
+
+def test_figure_9b_nothing_is_said_before_the_relation_is_there() -> None:
+    paper = Paper("A.x = B.x AND A.y = R.y", (("A", "B"), "R"), "xy", "AB", relation=[7], missing=2)
+    paper.arrive("B", 0, x=1)
+    for y in (7, 8, 100):
+        paper.arrive("A", 1, x=1, y=y)
+    paper.relate(8)
+    assert (paper.made("j1"), paper.stored("j2", 0), paper.messages("j1")) == (3, 3, [])
+    paper.relate(9)
+    assert (paper.stored("j2", 0), paper.messages("j1")) == (0, [])  # the relation is complete: the pairs are made, and nothing waits any more
+    paper.arrive("A", 2, x=1, y=100)
+    paper.arrive("A", 3, x=1, y=100)
+    assert paper.messages("j1")[0] == ("suspend", {sub_tuple("A.y", 100)})
+    assert paper.made("j1") == 4
+    assert paper.check() == 2
+
+
+def test_a_relation_in_the_producer_does_not_keep_suspended_values_for_ever() -> None:
+    paper = Paper("A.y = R.y AND A.x = B.x", (("A", "R"), "B"), "xy", "AB", relation=[1, 2, 3])
+    feedback = paper.driver.nodes["j1", 0].feedback
+    assert feedback is not None
+    most = 0
+    for i in range(150):
+        paper.arrive("B", 10 * i, x=-2)
+        paper.arrive("A", 10 * i, x=i, y=1 + i % 3)
+        most = max(most, feedback.counts()["suspended_here"])
+    assert 20 <= most <= 50  # a window shows 30 values of 150
+    assert paper.check() == 0

@@ -16,6 +16,7 @@ streams:
   a: {event_time: ts, fields: {ts: timestamp, k: int64, x: float64, name: string}}
   b: {event_time: ts, fields: {ts: timestamp, k: int64, y: int64, "left": int64}}
   c: {event_time: at, fields: {at: int64, y: int64, z: bool}}
+  t: {table: k, fields: {k: int64, label: string}}
 queries:
   q: |
 """
@@ -73,6 +74,12 @@ def test_join_syntax_and_order() -> None:
     assert found.links == (("a", "b"), ("b", "c"))
 
 
+def test_a_table_has_no_window() -> None:
+    scanned = scan(mesh("SELECT a.x, label FROM t AS u, a [RANGE 1 s] WHERE a.k = u.k"), "q")
+    assert [(s.alias, s.stream, s.window_ms) for s in scanned.sources] == [("u", "t", None), ("a", "a", 1000)]
+    assert scanned.links == (("a", "u"),)
+
+
 def test_an_equality_under_or_is_no_link() -> None:
     assert scan(mesh(f"SELECT a.x {AB.split(' WHERE')[0]} WHERE a.k = b.k OR a.x = b.y"), "q").links == ()
 
@@ -81,6 +88,7 @@ def test_an_equality_under_or_is_no_link() -> None:
     ("text", "says"),
     [
         ("SELECT a.x FROM a, b [RANGE 1 s]", "line 1, column 17: each source is written"), ("SELECT a.x FROM nope [RANGE 1 s]", "no stream `nope`"),
+        ("SELECT a.x FROM a [RANGE 1 s], t [RANGE 1 s] WHERE a.k = t.k", "line 1, column 32: each source is written: stream [RANGE n unit] AS alias, a table without the window"),
         ("SELECT a.x\nFROM a [ROWS 5]", "line 2, column 8: window [ROWS 5]"), ("SELECT a.x FROM a [RANGE 5 weeks]", "unknown unit"), ("SELECT a.x + 1 FROM a [RANGE 1 s]", "needs a name"),
         ("SELECT a.k, b.k " + AB, "two outputs are called `k`"), ("SELECT DISTINCT a.k " + AB, "DISTINCT"), ("SELECT a.x FROM a [RANGE 1 s] LEFT JOIN b [RANGE 1 s] ON a.k = b.k", "LEFT"),
         ("SELECT a.x FROM a [RANGE 1 s], b [RANGE 1 s] a", "alias stands twice"), ("UPDATE a", "starts with SELECT"), ("SELECT a.x", "FROM is missing"), ("SELECT a.x ? FROM a [RANGE 1 s]", "cannot read '?'"),

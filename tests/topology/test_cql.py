@@ -22,6 +22,7 @@ STREAMS = {
         stream("orders", order_id="int64", user_id="int64", amount="float64", country="string", gift="bool", ts="timestamp"),
         stream("payments", order_id="int64", amount="float64", method="string", ok="bool", ts="timestamp"),
         stream("shipments", order_id="int64", carrier="string", weight="float64", tracking="string", ts="timestamp"),
+        Stream("users", "users", {"user_id": FieldType.INT64, "name": FieldType.STRING}, "", table="user_id"),
     )
 }
 FROM2 = "FROM orders [RANGE 10 MINUTES] AS o, payments [RANGE 10 MINUTES] AS p"
@@ -185,6 +186,14 @@ def test_equalities_and_what_follows_from_them(joined: str, equal: list[str], se
     assert query.residuals == ()
 
 
+def test_a_table_has_no_window_and_no_end() -> None:
+    query = parse("SELECT o.order_id, u.name FROM orders [RANGE 1 HOUR] AS o, users AS u WHERE o.user_id = u.user_id AND u.name LIKE 'A%'")
+    assert [(s.alias, s.is_table, s.window_ms) for s in query.sources] == [("o", False, 3_600_000), ("u", True, 1 << 60)]
+    assert selections(query) == {"u": ["u.name LIKE 'A%'"]}
+    assert query.is_static(["u"])
+    assert not query.is_static(["o", "u"])
+
+
 def test_a_class_within_one_source_joins_nothing() -> None:
     query = where("s.carrier = s.tracking", FROM3, ON3)
     assert classes(query) == ["o.order_id = p.order_id = s.order_id"]
@@ -247,6 +256,10 @@ ERRORS = [
     ("SELECT o.order_id FROM ^ordres [RANGE 1 DAY] AS o, payments [RANGE 1 DAY] AS p {W}", "", "no stream `ordres` in the mesh; did you mean `orders`?"),
     ("SELECT o.order_id FROM ^orders AS o, payments [RANGE 1 DAY] AS p {W}", "", "orders has no window; write orders [RANGE 10 MINUTES]"),
     ("SELECT o.order_id FROM orders AS o ^[RANGE 1 DAY], payments [RANGE 1 DAY] AS p {W}", "", "the window of orders goes right behind its name; write orders [RANGE …] AS o"),
+    ("SELECT o.order_id FROM orders [RANGE 1 DAY] AS o, users ^[RANGE 1 DAY] AS u WHERE o.user_id = u.user_id", "", "users is a table, which is valid always and takes no window; write users AS u"),
+    ("SELECT o.order_id FROM orders [RANGE 1 DAY] AS o, users AS u ^[RANGE 1 DAY] WHERE o.user_id = u.user_id", "", "users is a table, which is valid always and takes no window; write users AS u"),
+    ("SELECT u.user_id FROM ^users AS u, users AS v WHERE u.user_id = v.user_id", "", "u and v are tables, which never change; a query needs at least one stream with a window"),
+    ("SELECT o.order_id FROM orders [RANGE 1 DAY] AS o, users AS u WHERE o.user_id = u.^id", "", "no field `id` in stream users; use one of `user_id`, `name`"),
     ("SELECT o.order_id ^[RANGE 1 DAY] {F} {W}", "", "a window stands behind a stream's name in FROM, not behind `order_id`"),
     ("SELECT o.order_id FROM orders [RANGE 1 DAY] ^[RANGE 1 DAY] AS o, payments [RANGE 1 DAY] AS p {W}", "", "a window stands behind a stream's name, as in orders [RANGE 10 MINUTES]"),
     ("SELECT o.order_id FROM orders [RANGE 1 ^FORTNIGHT] AS o, payments [RANGE 1 DAY] AS p {W}", "", f"unknown unit `FORTNIGHT` of a window; {WINDOW}"),

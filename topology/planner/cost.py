@@ -3,7 +3,8 @@
 Invariant: an estimate depends on the *set* of sources alone, not on the tree that joins it, so that dynamic programming over
 sets finds the cheapest tree.
 
-A source of rate r (events/s, after its selections) and window w (s) has r*w events valid at a time. A combination of one event
+A source of rate r (events/s, after its selections) and window w (s) has r*w events valid at a time; a static table has rate 0 and holds all
+its rows. A combination of one event
 per source is valid at a moment iff each event is, so of a set S
 
     rows_held(S)  = f(S) * product of (r_i * w_i)
@@ -43,15 +44,25 @@ def estimate(query: Query, aliases: Collection[str], statistics: Statistics) -> 
     """What the join of these sources is expected to give."""
     sources = [source for source in query.sources if source.alias in aliases]
     rates = [_rate(query, source, statistics) for source in sources]
-    held = [rate * max(source.window_ms / 1_000, SHORTEST_WINDOW_S) for rate, source in zip(rates, sources, strict=True)]
+    held = [_held(query, source, rate, statistics) for rate, source in zip(rates, sources, strict=True)]
     share = _share(query, {source.alias for source in sources}, statistics)
     newest = [rate * prod(held[:i] + held[i + 1 :]) for i, rate in enumerate(rates)]
     return Estimate(rows_per_s=share * sum(newest), rows_held=share * prod(held))
 
 
+def _held(query: Query, source: Source, rate: float, statistics: Statistics) -> float:
+    if source.is_table:
+        return statistics.table_rows(source.stream, str(source.table)) * _keeps(query, source, statistics)
+    return rate * max(source.window_ms / 1_000, SHORTEST_WINDOW_S)
+
+
 def _rate(query: Query, source: Source, statistics: Statistics) -> float:
+    return 0.0 if source.is_table else statistics.rate(source.stream) * _keeps(query, source, statistics)
+
+
+def _keeps(query: Query, source: Source, statistics: Statistics) -> float:
     keeps = (_selection_keeps(query, condition, statistics) for condition in query.selections.get(source.alias, ()))
-    return statistics.rate(source.stream) * prod(keeps)
+    return prod(keeps)
 
 
 def _selection_keeps(query: Query, condition: Expression, statistics: Statistics) -> float:
@@ -85,4 +96,6 @@ def _share(query: Query, aliases: Collection[str], statistics: Statistics) -> fl
 
 def _distinct(query: Query, column: Column, statistics: Statistics) -> float:
     source = query.source(column.alias)
+    if source.is_table:
+        return statistics.distinct.get(f"{source.stream}.{column.name}") or statistics.table_rows(source.stream, str(source.table))
     return statistics.distinct_values(source.stream, column.name, source.window_ms)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 GUESSED_RATE_PER_S = 1_000.0
+GUESSED_TABLE_ROWS = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Statistics:
         """
         known = self.rates.get(stream)
         return known if known is not None else fmean(self.rates.values()) if self.rates else GUESSED_RATE_PER_S
+
+    def table_rows(self, table: str, key: str) -> float:
+        """Rows of a static table: as many as its key has values."""
+        return max(1.0, self.distinct.get(f"{table}.{key}", GUESSED_TABLE_ROWS))
 
     def distinct_values(self, stream: str, name: str, window_ms: int) -> float:
         """Different values of a field; for an unknown one, every event of a window has its own, as ids do."""

@@ -1,0 +1,34 @@
+"""What a static table changes about feedback (JIT, section V, figure 9b).
+
+Invariant: a consumer says nothing for want of a partner while the table it looks into is still loading, so it never has to take that back; and a producer's values
+are not kept for the sake of a table's rows, which never end, unless those rows show them.
+"""
+
+from typing import TYPE_CHECKING
+
+from schemas.block import NO_WATERMARK
+from topology.shapes import Shape
+from topology.window import COMPLETE
+
+if TYPE_CHECKING:
+    from topology.node import JoinNode
+
+
+def may_speak(join: "JoinNode", side: int) -> bool:
+    """Whether rows of a side without a partner mean anything: not while the other side is a table that is not complete."""
+    return not join.is_static[1 - side] or join.memo.watermarks[1 - side] == COMPLETE
+
+
+def latest_end(join: "JoinNode", shape: Shape) -> int:
+    """The end of the longest-lived row that a suspended value may be about.
+
+    Rows of a table count only for what they show themselves. Opposite a complete table rows are not stored, so there it is the end of a row that comes now.
+    """
+    ends = [NO_WATERMARK]
+    for side, state in enumerate(join.states):
+        beside_table = join.is_static[1 - side] and not join.is_static[side]
+        if not join.is_static[side] or join.is_static[1 - side] or shape.sides[side]:
+            ends += [segment.max_end for segment in state.segments()]
+        if beside_table:
+            ends.append(join.memo.watermarks[side] + min(join.windows[side].values()))
+    return max(ends)
