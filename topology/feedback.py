@@ -24,7 +24,6 @@ from schemas.errors import BlockError
 from schemas.rows import I64, U64, Mask, Rows
 from topology.admission import check_node_header
 from topology.demand import NO_PARTNER, NOT_WANTED, TOLD, Demand, Ticket
-from topology.expression import Column
 from topology.shapes import Shape, shape_hash, shapes_of
 from topology.state import Run
 from topology.subtuples import (
@@ -33,20 +32,20 @@ from topology.subtuples import (
     TYPES,
     bits_of,
     entries_of,
-    indexed,
-    mask_of,
+    hidden_rows,
     pack,
-    present,
     rows_with,
     unpack,
+    waiting_rows,
+    without_partner,
 )
-from topology.suspended import ENTRY, INTERVAL, NOTHING_KEPT, Suspended, among
+from topology.suspended import NOTHING_KEPT, Suspended, among
 
 if TYPE_CHECKING:
-    from topology.node import Effects, JoinNode
+    from topology.node import JoinNode
+    from topology.partition import Effects
 
 ARRIVED = "#n"  # at which moment (offset of the input topic) a stored row came
-_HIDDEN = ("hidden",)
 PARTITIONS_MOST = 64  # sets of partitions are words
 
 
@@ -105,15 +104,8 @@ class Feedback:
 
     def probing(self, side: int, run: Run) -> Run:
         """The rows that may make pairs at all; the others wait."""
-        waits = np.zeros(len(run), np.bool_)
-        for i, table in enumerate(self.suspended.tables):
-            if table.shape.sides[side] and len(table.active):
-                shown = shape_hash(run.rows, table.shape.names)
-                covered = table.covers(shown)
-                if covered.any():
-                    waits |= covered
-                    table.waits(shown[covered], run.ends[covered])
-                    self.changed.add(f"s{i}")
+        waits, touched = waiting_rows(self.suspended.tables, side, run)
+        self.changed |= {f"s{i}" for i in touched}
         if not waits.any():
             return run
         self.memo.rows_diverted += int(waits.sum())
@@ -121,19 +113,7 @@ class Feedback:
 
     def hidden(self, side: int, run: Run) -> Mask | None:
         """Which stored rows wait, so that no pair of theirs need be built; None if none does."""
-        mine = [t for t in self.suspended.tables if t.shape.sides[side] and len(t.active)]
-        if not mine:
-            return None
-        version = tuple(t.version for t in self.suspended.tables)
-        known = run.indexes.get(_HIDDEN)
-        if known is None or known[0] != version:
-            mask = np.zeros(len(run), np.bool_)
-            for table in mine:
-                shown, order = indexed(run, table.shape.names)
-                mask[order[table.covers(shown)]] = True
-            known = run.indexes[_HIDDEN] = (version, mask)
-        found: Mask = known[1]
-        return found
+        return hidden_rows(self.suspended.tables, side, run)
 
     def allowed(self, pairs: Rows, ends: I64) -> Mask:
         """Which pairs nobody has suspended."""
@@ -191,25 +171,9 @@ class Feedback:
         if demand is None:
             return
         across = self.demands[1 - side]
-        found: list[tuple[set[Column], Mask]] = []  # sub-tuples without a partner, and the rows that show them
-        for i, shape in enumerate(demand.shapes):
-            if shape.opposite is None or (not shape.columns and any(True for _ in other.segments())):
-                continue
-            open_rows = np.ones(len(run), np.bool_)  # those of which no smaller part is found already
-            for columns, mask in found:
-                if columns <= set(shape.columns):
-                    open_rows &= ~mask
-            at = np.flatnonzero(open_rows)
-            if not at.size:
-                continue
-            shown = shape_hash(run.rows.take(at) if at.size < len(run) else run.rows, shape.names)
-            if shape.columns:
-                missing = ~present(other, tuple(map(str, shape.opposite)), shown)
-                at, shown = at[missing], shown[missing]
-            if at.size:
-                found.append((set(shape.columns), mask_of(len(run), at)))
-                _, first = np.unique(shown, return_index=True)
-                self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, across, None, effects)
+        for i, at, shown in without_partner(demand.shapes, run.rows, other):
+            _, first = np.unique(shown, return_index=True)
+            self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, across, None, effects)
         for i, mine in self._passed[side].items():
             table = self.suspended.tables[i]
             if len(table.active):  # rows that came although our consumer does not want them: say it again
@@ -441,8 +405,7 @@ class Feedback:
         for name in sorted(self.changed):
             number = int(name[1:])
             if name[0] == "s":
-                table = self.suspended.tables[number]
-                found[name] = len(table.entries).to_bytes(8, "big") + table.entries.tobytes() + table.intervals.tobytes()
+                found[name] = self.suspended.tables[number].to_bytes()
             else:
                 demand = self.demands[number]
                 assert demand is not None
@@ -454,10 +417,7 @@ class Feedback:
         for name, data in stored.items():
             number = int(name[1:])
             if name[0] == "s":
-                stop = 8 + int.from_bytes(data[:8], "big") * ENTRY.itemsize
-                self.suspended.tables[number].load(
-                    np.frombuffer(data[8:stop], ENTRY).copy(), np.frombuffer(data[stop:], INTERVAL).copy()
-                )
+                self.suspended.tables[number].load_bytes(data)
             else:
                 demand = self.demands[number]
                 assert demand is not None

@@ -7,18 +7,20 @@ Invariant: `unpack` gives back what `pack` was given, shape by shape and sorted 
 is made once for each immutable run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from schemas.rows import I64, U64, Mask, Rows
-from topology.shapes import shape_hash
+from topology.expression import Column
+from topology.shapes import Shape, shape_hash
 from topology.state import Run, WindowState, merge_runs
-from topology.suspended import ENTRY, among
+from topology.suspended import ENTRY, ShapeTable, among
 
 SHAPE, VALUE, LEFT, RIGHT, TICKET = "#s", "#h", "#l", "#r", "#t"
+_HIDDEN = ("hidden",)
 TYPES = {SHAPE: np.int64, VALUE: np.uint64, LEFT: np.uint64, RIGHT: np.uint64, TICKET: np.int64}
 
 
@@ -87,3 +89,56 @@ def rows_with(state: WindowState, names: tuple[str, ...], hashes: U64) -> Run | 
             where = np.concatenate([order[low[k] : high[k]] for k in hits.tolist()])
             runs.append(run.take(np.sort(where)))
     return merge_runs(runs) if runs else None
+
+
+def without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState) -> Iterator[tuple[int, I64, U64]]:
+    """The minimal sub-tuples of rows that nothing in a state shows (Identify_MNS), small shapes first: the shape, the rows, and the hash each shows."""
+    found: list[tuple[set[Column], Mask]] = []  # sub-tuples without a partner, and the rows that show them
+    for i, shape in enumerate(shapes):
+        if shape.opposite is None or (not shape.columns and any(True for _ in other.segments())):
+            continue
+        open_rows = np.ones(len(rows), np.bool_)  # those of which no smaller part is found already
+        for columns, mask in found:
+            if columns <= set(shape.columns):
+                open_rows &= ~mask
+        at = np.flatnonzero(open_rows)
+        if not at.size:
+            continue
+        shown = shape_hash(rows.take(at) if at.size < len(rows) else rows, shape.names)
+        if shape.columns:
+            missing = ~present(other, tuple(map(str, shape.opposite)), shown)
+            at, shown = at[missing], shown[missing]
+        if at.size:
+            found.append((set(shape.columns), mask_of(len(rows), at)))
+            yield i, at, shown
+
+
+def waiting_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> tuple[Mask, list[int]]:
+    """Which new rows of a side show a suspended value, and the tables that took note of them."""
+    waits, touched = np.zeros(len(run), np.bool_), []
+    for i, table in enumerate(tables):
+        if table.shape.sides[side] and len(table.active):
+            shown = shape_hash(run.rows, table.shape.names)
+            covered = table.covers(shown)
+            if covered.any():
+                waits |= covered
+                table.waits(shown[covered], run.ends[covered])
+                touched.append(i)
+    return waits, touched
+
+
+def hidden_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> Mask | None:
+    """Which rows of a stored run of a side show a suspended value; None if no value is. Found once a run and change."""
+    mine = [t for t in tables if t.shape.sides[side] and len(t.active)]
+    if not mine:
+        return None
+    version = tuple(t.version for t in tables)
+    known = run.indexes.get(_HIDDEN)
+    if known is None or known[0] != version:
+        mask = np.zeros(len(run), np.bool_)
+        for table in mine:
+            shown, order = indexed(run, table.shape.names)
+            mask[order[table.covers(shown)]] = True
+        known = run.indexes[_HIDDEN] = (version, mask)
+    found: Mask = known[1]
+    return found

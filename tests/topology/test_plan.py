@@ -41,7 +41,7 @@ def names(columns: tuple[Column, ...]) -> str:
 
 def test_tree_text_and_back() -> None:
     four = query("a.x = b.x AND b.x = c.x AND c.x = d.x", sources="a b c d")
-    for text in ("(((a b) c) d)", "((a b) (c d))", "(a (b (c d)))", "((d a) (c b))"):
+    for text in ("(((a b) c) d)", "((a b) (c d))", "(a (b (c d)))", "((d a) (c b))", "(a b c d)", "((a b c) d)", "(d (b c) a)"):
         assert tree_text(parse_tree(text, four)) == text
     assert parse_tree(" ( (a,b)\n c)", CHAIN) == (("a", "b"), "c")
 
@@ -60,8 +60,12 @@ def test_trees_may_name_streams() -> None:
     [
         ("", "`` is empty; write for example ((a b) c)"),
         ("a", "`a` joins nothing; write for example ((a b) c)"),
-        ("((a b) c", "`((a b) c` must join two inputs in each pair of parentheses; write for example ((a b) c)"),
-        ("(a b c)", "`(a b c)` must join two inputs in each pair of parentheses; write for example ((a b) c)"),
+        ("((a b) c", "`((a b) c` ends too early: a `)` or a name is missing; write for example ((a b) c)"),
+        (
+            "(a c b)",
+            "`(a c b)` joins 3 inputs in one node, but no column of each equals one of every other, so their rows would not meet in one partition; "
+            "write ((a b) c) instead",
+        ),
         ("((a) c)", "`((a) c)` has a `)` where a name was expected; write for example ((a b) c)"),
         ("((a b) ", "`((a b) ` ends too early: a `)` or a name is missing; write for example ((a b) c)"),
         ("((a b) c) d", "`((a b) c) d` goes on with `d` behind its end; write for example ((a b) c)"),
