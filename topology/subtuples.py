@@ -134,11 +134,11 @@ def hidden_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> Mask | Non
         return None
     version = tuple(t.version for t in tables)
     known = run.indexes.get(_HIDDEN)
-    if known is None or known[0] != version:
+    if known is None or known[0] is not tables or known[1] != version:  # a node that starts again counts its versions from the beginning
         mask = np.zeros(len(run), np.bool_)
         for table in mine:
             shown, order = indexed(run, table.shape.names)
             mask[order[table.covers(shown)]] = True
-        known = run.indexes[_HIDDEN] = (version, mask)
-    found: Mask = known[1]
+        known = run.indexes[_HIDDEN] = (tables, version, mask)
+    found: Mask = known[2]
     return found
