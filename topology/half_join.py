@@ -71,10 +71,10 @@ def composites(
     count = 0
     for run in state.reachable(int(probe.starts.min()), int(probe.ends.max())):
         ordered, order = (run, None) if half.by_key else _ordered(run, half.theirs)
-        waits = None if hiding is None else hiding.hidden(half.to, run)
         for i, at in matches(asked, ordered):
             met[i] = True
             j = at if order is None else order[at]
+            waits = None if hiding is None else hiding.hidden(half.to, run)
             if hiding is not None and waits is not None:
                 free = ~waits[j]
                 hiding.memo.pairs_avoided += len(i) - int(free.sum())
