@@ -9,7 +9,7 @@ version notice that it would derive something else.
 import msgspec
 
 from schemas.errors import BlockError
-from schemas.mesh import Feedback
+from schemas.mesh import Feedback, Routing
 
 
 class PlanPublished(msgspec.Struct, frozen=True, tag="plan", tag_field="kind"):
@@ -22,6 +22,7 @@ class PlanPublished(msgspec.Struct, frozen=True, tag="plan", tag_field="kind"):
     source_partitions: dict[str, int]  # stream -> partitions of its topic when the plan was made
     feedback: Feedback = "off"  # whether joins tell their producers what not to make
     table_cuts: dict[str, dict[int, int]] = {}  # table -> partition -> where its topic ended when the mesh first started
+    routing: Routing = "fixed"  # in which order rows of an M-Join meet its inputs
 
 
 ControlMessage = PlanPublished

@@ -48,6 +48,7 @@ class Stream:
 
 
 Feedback = Literal["on", "off", "auto"]
+Routing = Literal["fixed", "eddy"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Mesh:
     queries: Mapping[str, str]
     plans: Mapping[str, str] = field(default_factory=dict)
     feedback: Mapping[str, Feedback] = field(default_factory=dict)  # query -> whether its joins say what not to make; off if not named
+    routing: Mapping[str, Routing] = field(default_factory=dict)  # query -> in which order rows of an M-Join meet its inputs; fixed if not named
     file: str = "mesh.yaml"
     query_lines: Mapping[str, int] = field(default_factory=dict)  # line of each query's first text line in the file
 
@@ -168,11 +170,19 @@ class _Reader:
             raise self.fail(f"{what} `{text}` must be a letter or _ followed by letters, digits or _", node)
         return text
 
-    def feedback(self, node: yaml.Node, what: str) -> Feedback:
+    def one_of(self, node: yaml.Node, what: str, *choices: str) -> str:
         text = self.text(node, what)
-        if text not in ("on", "off", "auto"):
-            raise self.fail(f"{what} is `{text}`; write on, off or auto", node)
-        return cast(Feedback, text)
+        if text not in choices:
+            raise self.fail(f"{what} is `{text}`; write {', '.join(choices[:-1])} or {choices[-1]}", node)
+        return text
+
+    def of_queries(self, top: dict[str, yaml.Node], what: str, queries: dict[str, yaml.Node]) -> dict[str, yaml.Node]:
+        """A table that says something about queries of the file."""
+        items = self.table(top[what], f"`{what}`") if what in top else {}
+        for key, value in items.items():
+            if key not in queries:
+                raise self.fail(f"`{what}` names a query `{key}` that is not there{did_you_mean(key, queries)}", value)
+        return items
 
     def duration(self, node: yaml.Node, what: str) -> int:
         try:
@@ -183,7 +193,7 @@ class _Reader:
     def mesh(self, root: yaml.Node | None) -> Mesh:
         if root is None:
             raise MeshFileError("is empty; it needs mesh, kafka, streams and queries", file=self.file)
-        top = self.table(root, "the mesh file", ("mesh", "kafka", "partitions", "streams", "queries", "plans", "feedback"))
+        top = self.table(root, "the mesh file", ("mesh", "kafka", "partitions", "streams", "queries", "plans", "feedback", "routing"))
         for needed in ("mesh", "kafka", "streams", "queries"):
             if needed not in top:
                 raise self.fail(f"`{needed}:` is missing", root)
@@ -203,14 +213,8 @@ class _Reader:
         queries = self.table(top["queries"], "`queries`")
         if not queries:
             raise self.fail("`queries` is empty; write at least one", top["queries"])
-        plans = self.table(top["plans"], "`plans`") if "plans" in top else {}
-        for key, value in plans.items():
-            if key not in queries:
-                raise self.fail(f"`plans` names a query `{key}` that is not there{did_you_mean(key, queries)}", value)
-        feedback = self.table(top["feedback"], "`feedback`") if "feedback" in top else {}
-        for key, value in feedback.items():
-            if key not in queries:
-                raise self.fail(f"`feedback` names a query `{key}` that is not there{did_you_mean(key, queries)}", value)
+        plans = self.of_queries(top, "plans", queries)
+        feedback, routing = self.of_queries(top, "feedback", queries), self.of_queries(top, "routing", queries)
         return Mesh(
             name=name,
             kafka=self.kafka(top["kafka"]),
@@ -218,7 +222,8 @@ class _Reader:
             streams=streams,
             queries={self.name(k, "query", v): self.text(v, f"query `{k}`") for k, v in queries.items()},
             plans={k: self.text(v, f"plan of `{k}`") for k, v in plans.items()},
-            feedback={k: self.feedback(v, f"feedback of `{k}`") for k, v in feedback.items()},
+            feedback={k: cast(Feedback, self.one_of(v, f"feedback of `{k}`", "on", "off", "auto")) for k, v in feedback.items()},
+            routing={k: cast(Routing, self.one_of(v, f"routing of `{k}`", "fixed", "eddy")) for k, v in routing.items()},
             file=self.file,
             query_lines={k: v.start_mark.line + (2 if getattr(v, "style", None) in ("|", ">") else 1)
                          for k, v in queries.items()},

@@ -32,7 +32,7 @@ class Admission:
             types[HASH] = pa.uint64()
         self.types = types
         self._tables = {alias for alias in input.aliases if plan.query.source(alias).is_table}
-        self._never_null = {n for n in types if n[0] in "#@"} | {str(c) for c in input.key}
+        self._never_null = {n for n in types if n[0] in "#@"} | {str(c) for c in (*input.key, *input.linked)}
 
     def check(self, block: Block, epoch: int) -> None:
         header = block.header

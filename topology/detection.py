@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from schemas.rows import I64, U64, Mask
+from schemas.rows import I64, U64, Mask, Rows
 from topology.expression import Column
 from topology.shapes import Shape, shape_hash
 from topology.state import Run, WindowState
@@ -20,25 +20,25 @@ from topology.suspended import ShapeTable
 Found = tuple[int, I64, U64]  # number of the shape, rows, the hash each shows
 
 
-def without_partner(shapes: Sequence[Shape], run: Run, other: WindowState) -> Iterator[Found]:
+def without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState) -> Iterator[Found]:
     """The minimal sub-tuples of these rows that nothing stored on the other side shows."""
     found: list[tuple[set[Column], Mask]] = []
     for i, shape in enumerate(shapes):
         if shape.opposite is None or (not shape.columns and any(True for _ in other.segments())):
             continue
-        open_rows = np.ones(len(run), np.bool_)  # those of which no smaller part is found already
+        open_rows = np.ones(len(rows), np.bool_)  # those of which no smaller part is found already
         for columns, mask in found:
             if columns <= set(shape.columns):
                 open_rows &= ~mask
         at = np.flatnonzero(open_rows)
         if not at.size:
             continue
-        shown = shape_hash(run.rows.take(at) if at.size < len(run) else run.rows, shape.names)
+        shown = shape_hash(rows.take(at) if at.size < len(rows) else rows, shape.names)
         if shape.columns:
             missing = ~present(other, tuple(map(str, shape.opposite)), shown)
             at, shown = at[missing], shown[missing]
         if at.size:
-            found.append((set(shape.columns), mask_of(len(run), at)))
+            found.append((set(shape.columns), mask_of(len(rows), at)))
             yield i, at, shown
 
 

@@ -31,20 +31,21 @@ from topology.static import latest_end, may_speak
 from topology.subtuples import (
     TICKET,
     entries_of,
-    indexed,
+    hidden_rows,
     pack,
     present,
     rows_with,
     unpack,
+    waiting_rows,
 )
 from topology.suspended import Suspended, among, bits_of
 from topology.window import COMPLETE
 
 if TYPE_CHECKING:
-    from topology.node import Effects, JoinNode
+    from topology.node import JoinNode
+    from topology.partition import Effects
 
 ARRIVED = "#n"  # at which moment (offset of the input topic) a stored row came
-_HIDDEN = ("hidden",)
 COUNTED = 8  # of the blocks with rows that wait, one is looked at for how many pairs they would have made
 KEPT_WINDOWS = 4  # how long a value stays suspended behind its last row: most come again
 PARTITIONS_MOST = 64  # sets of partitions are words
@@ -149,15 +150,8 @@ class Feedback:
 
     def probing(self, side: int, run: Run) -> Run:
         """The rows that may make pairs at all; the others wait."""
-        waits = np.zeros(len(run), np.bool_)
-        for i, table in enumerate(self.suspended.tables):
-            if table.shape.sides[side] and len(table.active):
-                shown = shape_hash(run.rows, table.shape.names)
-                covered = table.covers(shown)
-                if covered.any():
-                    waits |= covered
-                    table.waits(shown[covered], run.ends[covered])
-                    self.changed.add(f"s{i}")
+        waits, touched = waiting_rows(self.suspended.tables, side, run)
+        self.changed |= {f"s{i}" for i in touched}
         if not waits.any():
             return run
         self.memo.rows_diverted += int(waits.sum())
@@ -167,19 +161,7 @@ class Feedback:
 
     def hidden(self, side: int, run: Run) -> Mask | None:
         """Which stored rows wait, so that no pair of theirs need be built; None if none does."""
-        mine = [t for t in self.suspended.tables if t.shape.sides[side] and len(t.active)]
-        if not mine:
-            return None
-        version = tuple(t.version for t in self.suspended.tables)
-        known = run.indexes.get(_HIDDEN)
-        if known is None or known[0] != version:
-            mask = np.zeros(len(run), np.bool_)
-            for table in mine:
-                shown, order = indexed(run, table.shape.names)
-                mask[order[table.covers(shown)]] = True
-            known = run.indexes[_HIDDEN] = (version, mask)
-        found: Mask = known[1]
-        return found
+        return hidden_rows(self.suspended.tables, side, run)
 
     def allowed(self, pairs: Rows, ends: I64) -> Mask:
         """Which pairs nobody has suspended."""
@@ -246,7 +228,7 @@ class Feedback:
     def _without_partner(self, side: int, run: Run) -> Iterator[tuple[int, I64, U64]]:
         demand = self.demands[side]
         assert demand is not None
-        return without_partner(demand.shapes, run, self.join.states[1 - side])
+        return without_partner(demand.shapes, run.rows, self.join.states[1 - side])
 
     def _not_wanted(self, side: int, run: Run) -> Iterator[tuple[int, I64, U64]]:
         return not_wanted([(self.suspended.tables[i], mine) for i, mine in self._passed[side].items()], run)

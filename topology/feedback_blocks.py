@@ -14,7 +14,6 @@ from topology.admission import check_node_header
 from topology.demand import TOLD
 from topology.shapes import Shape
 from topology.subtuples import SHAPE, TICKET, TYPES, unpack
-from topology.suspended import ENTRY, INTERVAL
 
 if TYPE_CHECKING:
     from topology.feedback import Feedback
@@ -62,8 +61,7 @@ def changed_tables(feedback: "Feedback") -> dict[str, bytes]:
     for name in sorted(feedback.changed):
         number = int(name[1:])
         if name[0] == "s":
-            table = feedback.suspended.tables[number]
-            found[name] = len(table.entries).to_bytes(8, "big") + table.entries.tobytes() + table.intervals.tobytes()
+            found[name] = feedback.suspended.tables[number].to_bytes()
         else:
             demand = feedback.demands[number]
             assert demand is not None
@@ -76,10 +74,7 @@ def restore_tables(feedback: "Feedback", stored: dict[str, bytes]) -> None:
     for name, data in stored.items():
         number = int(name[1:])
         if name[0] == "s":
-            stop = 8 + int.from_bytes(data[:8], "big") * ENTRY.itemsize
-            feedback.suspended.tables[number].load(
-                np.frombuffer(data[8:stop], ENTRY).copy(), np.frombuffer(data[stop:], INTERVAL).copy()
-            )
+            feedback.suspended.tables[number].load_bytes(data)
         else:
             demand = feedback.demands[number]
             assert demand is not None

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from schemas.rows import U64, Column
+from schemas.rows import U64, Column, Mask
 
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -46,6 +47,19 @@ def hash_key(columns: Sequence[Column]) -> U64:
 def is_exact(columns: Sequence[Column]) -> bool:
     """True if equal hashes alone prove equal keys."""
     return len(columns) == 1 and isinstance(columns[0], np.ndarray)
+
+
+def equal_keys(left: Sequence[Column], right: Sequence[Column]) -> Mask | None:
+    """Whether the keys of pairs of equal hash are really equal; None if their hashes prove it."""
+    if is_exact(left):
+        return None
+    return np.logical_and.reduce([_equal(a, b) for a, b in zip(left, right, strict=True)])  # type: ignore[no-any-return]
+
+
+def _equal(left: Column, right: Column) -> Mask:
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return np.equal(left, right)
+    return np.asarray(pc.equal(left, right).to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _hash_column(column: Column) -> U64:

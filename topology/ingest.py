@@ -21,7 +21,7 @@ from schemas.rows import I64, Column, Mask, Rows
 from topology.decode import Broken, Decoder
 from topology.frames import Conditions
 from topology.hashing import hash_key
-from topology.node import WATERMARKS_PER_WINDOW, Send, partition_rows
+from topology.partition import WATERMARKS_PER_WINDOW, Send, partition_rows
 from topology.plan import Plan, Route
 from topology.window import HASH, OFFSET_BITS, part_id, part_time
 

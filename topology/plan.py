@@ -1,8 +1,9 @@
 """The frozen tree that answers a query: which node joins which inputs, on which key, and who gets its output.
 
 Invariant: a `Plan` is a function of (query, tree) alone, so a control message carries the query's text and the tree's text
-and every service derives the same plan. Nodes are named j1 … j(n-1) in post-order of the tree; a node's inputs are
-sources (aliases) or earlier nodes, and across its two inputs at least one class of equal columns meets (no cross products).
+and every service derives the same plan. Nodes are named j1, j2, … in post-order of the tree; a node's inputs are sources (aliases) or
+earlier nodes. A node of two inputs is a binary join, one of more an M-Join; across all inputs of a node at least one class of equal
+columns meets: its key, by which rows find their partition (no cross products).
 
 Rows on an edge carry, per part (alias): `#alias` the part's id (partition << 48 | offset, int64) and `@alias` its
 event time; `alias.name` for each column still needed further down; and `#h`, the hash of the receiver's key.
@@ -20,17 +21,19 @@ from topology.planner.cost import estimate
 from topology.planner.statistics import Statistics
 from topology.query import Query
 
-Tree = str | tuple["Tree", "Tree"]  # an alias, or a pair
+Tree = str | tuple["Tree", ...]  # an alias, or two or more trees that one node joins
+Join = tuple[Tree, ...]
 
 
 @dataclass(frozen=True)
 class Input:
-    """One side of a node."""
+    """One input of a node: a side, if the node has two."""
 
     name: str  # an alias, or the id of the node that feeds it
     aliases: tuple[str, ...]  # the parts its rows hold, in FROM order
     columns: tuple[Column, ...]  # the columns its rows carry, sorted
-    key: tuple[Column, ...]  # this side's join key; same length and order as the other side's
+    key: tuple[Column, ...]  # this side's join key; same length and order as the other sides'
+    linked: tuple[Column, ...] = ()  # of an M-Join: columns that equal those of some other inputs, but not of all
 
     @property
     def is_source(self) -> bool:
@@ -42,15 +45,25 @@ class Node:
     id: str  # j1, j2, …
     aliases: tuple[str, ...]  # the parts its output holds, in FROM order
     columns: tuple[Column, ...]  # the columns its output carries, sorted
-    left: Input
-    right: Input
+    inputs: tuple[Input, ...]  # two, or more in an M-Join
     residuals: tuple[Expression, ...]  # predicates whose columns first meet here
     target: str  # the node its output goes to, or "out" for the root
-    target_side: int  # 0 left, 1 right (0 for the root)
+    target_side: int  # the target's input that it feeds (0 for the root)
+    equal: tuple[tuple[Column, ...], ...] = ()  # of an M-Join: equalities beside the key, one column for each input that has one
 
     @property
-    def inputs(self) -> tuple[Input, Input]:
-        return (self.left, self.right)
+    def is_flat(self) -> bool:
+        """Whether it is an M-Join."""
+        return len(self.inputs) > 2
+
+    @property
+    def left(self) -> Input:
+        return self.inputs[0]
+
+    @property
+    def right(self) -> Input:
+        assert not self.is_flat, "an M-Join has no right side"
+        return self.inputs[1]
 
 
 @dataclass(frozen=True)
@@ -83,20 +96,20 @@ class Plan:
 
 def tree_text(tree: Tree) -> str:
     """
-    >>> tree_text((("a", "b"), "c"))
-    '((a b) c)'
+    >>> tree_text((("a", "b"), "c", "d"))
+    '((a b) c d)'
     """
-    return tree if isinstance(tree, str) else f"({tree_text(tree[0])} {tree_text(tree[1])})"
+    return tree if isinstance(tree, str) else f"({' '.join(map(tree_text, tree))})"
 
 
 def tree_aliases(tree: Tree) -> tuple[str, ...]:
     """The sources of a tree, left to right."""
-    return (tree,) if isinstance(tree, str) else tree_aliases(tree[0]) + tree_aliases(tree[1])
+    return (tree,) if isinstance(tree, str) else tuple(alias for part in tree for alias in tree_aliases(part))
 
 
 def parse_tree(text: str, query: Query) -> Tree:
-    """The tree that a text such as `((orders payments) shipments)` stands for. Names are aliases or, where only one source
-    has it, the name of a stream."""
+    """The tree that a text such as `((orders payments) shipments)` stands for; more than two inputs in one pair of parentheses are an M-Join. Names are
+    aliases or, where only one source has it, the name of a stream."""
     words = re.findall(r"[()]|[^\s(),]+", text)
     if not words:
         raise _refuse(query, text, f"is empty; write for example {_example(query)}")
@@ -116,11 +129,11 @@ def _read_tree(words: list[str], text: str, query: Query) -> tuple[Tree, list[st
         raise _refuse(query, text, f"has a `)` where a name was expected; write for example {_example(query)}")
     if word != "(":
         return _named(word, text, query), rest
-    left, rest = _read_tree(rest, text, query)
-    right, rest = _read_tree(rest, text, query)
-    if rest[:1] != [")"]:
-        raise _refuse(query, text, f"must join two inputs in each pair of parentheses; write for example {_example(query)}")
-    return (left, right), rest[1:]
+    parts: list[Tree] = []
+    while rest[:1] != [")"] or len(parts) < 2:
+        part, rest = _read_tree(rest, text, query)
+        parts.append(part)
+    return tuple(parts), rest[1:]
 
 
 def _named(word: str, text: str, query: Query) -> str:
@@ -178,49 +191,65 @@ def _check_sources(query: Query, tree: Tree) -> None:
         raise _refuse(query, tree_text(tree), f"leaves out {', '.join(missing)}; each source must be joined once")
 
 
-def _post_order(tree: Tree) -> Iterator[tuple[Tree, Tree]]:
+def _post_order(tree: Tree) -> Iterator[Join]:
     if not isinstance(tree, str):
-        yield from _post_order(tree[0])
-        yield from _post_order(tree[1])
+        for part in tree:
+            yield from _post_order(part)
         yield tree
 
 
-def _node(
-    query: Query, join: tuple[Tree, Tree], ids: Mapping[tuple[Tree, Tree], str], columns: tuple[Column, ...], target: str, side: int
-) -> Node:
-    sides = (frozenset(tree_aliases(join[0])), frozenset(tree_aliases(join[1])))
-    keys = _keys(query, sides)
+def _node(query: Query, join: Join, ids: Mapping[Join, str], columns: tuple[Column, ...], target: str, side: int) -> Node:
+    sides = tuple(frozenset(tree_aliases(part)) for part in join)
+    keys, equal = _equalities(query, sides)
     if not keys[0]:
-        left, right = (_listed(query, s) for s in sides)
-        why = f"joins {{{left}}} with {{{right}}}, but no equality links them (a cross product); order it otherwise"
-        raise _refuse(query, tree_text(join), why)
+        raise _refuse(query, tree_text(join), _no_key(query, join, sides))
     residuals = tuple(r for r in query.residuals if _meets_here({c.alias for c in columns_of(r)}, sides))
     read = (*columns, *(c for r in residuals for c in columns_of(r)))
-    inputs = [
-        Input(
+    inputs = []
+    for part, held, key in zip(join, sides, keys, strict=True):
+        linked = _sorted(c for members in equal for c in members if c.alias in held)
+        inputs.append(Input(
             name=part if isinstance(part, str) else ids[part],
             aliases=tuple(a for a in query.aliases if a in held),
-            columns=_sorted((*key, *(c for c in read if c.alias in held))),
+            columns=_sorted((*key, *linked, *(c for c in read if c.alias in held))),
             key=key,
-        )
-        for part, held, key in zip(join, sides, keys, strict=True)
-    ]
-    aliases = tuple(a for a in query.aliases if a in sides[0] | sides[1])
-    return Node(ids[join], aliases, columns, inputs[0], inputs[1], residuals, target, side)
+            linked=linked,
+        ))  # fmt: skip
+    aliases = tuple(a for a in query.aliases if any(a in held for held in sides))
+    return Node(ids[join], aliases, columns, tuple(inputs), residuals, target, side, equal)
 
 
-def _keys(query: Query, sides: tuple[frozenset[str], frozenset[str]]) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
-    """One column a side for each class that has members on both; the smallest, as all members are equal anyway."""
-    pairs = []
+def _equalities(query: Query, sides: tuple[frozenset[str], ...]) -> tuple[list[tuple[Column, ...]], tuple[tuple[Column, ...], ...]]:
+    """The key of each side: one column for each class that has members on all, the smallest, as all members are equal anyway. And the classes that
+    have members on several sides, but not on all."""
+    keys, equal = [], []
     for members in query.equal:
-        left, right = ([column for column in members if column.alias in held] for held in sides)
-        if left and right:
-            pairs.append((min(left), min(right)))
-    return tuple(left for left, _ in pairs), tuple(right for _, right in pairs)
+        found = [min(mine) for held in sides if (mine := [column for column in members if column.alias in held])]
+        if len(found) == len(sides):
+            keys.append(found)
+        elif len(found) > 1:
+            equal.append(tuple(found))
+    return [tuple(key[i] for key in keys) for i in range(len(sides))], tuple(equal)
 
 
-def _meets_here(aliases: set[str], sides: tuple[frozenset[str], frozenset[str]]) -> bool:
-    return aliases <= sides[0] | sides[1] and not aliases <= sides[0] and not aliases <= sides[1]
+def _no_key(query: Query, join: Join, sides: tuple[frozenset[str], ...]) -> str:
+    if len(join) == 2:
+        left, right = (_listed(query, s) for s in sides)
+        return f"joins {{{left}}} with {{{right}}}, but no equality links them (a cross product); order it otherwise"
+    tree, held, waiting = join[0], set(sides[0]), list(zip(join[1:], sides[1:], strict=True))
+    while waiting:
+        linked = {c.alias for members in query.equal if any(c.alias in held for c in members) for c in members}
+        at = next((i for i, (_, side) in enumerate(waiting) if side & linked), 0)
+        part, side = waiting.pop(at)
+        tree, held = (tree, part), held | side
+    return (
+        f"joins {len(join)} inputs in one node, but no column of each equals one of every other, so their rows would not meet in one partition; write "
+        f"{tree_text(tree)} instead"
+    )
+
+
+def _meets_here(aliases: set[str], sides: tuple[frozenset[str], ...]) -> bool:
+    return aliases <= frozenset().union(*sides) and not any(aliases <= held for held in sides)
 
 
 def _route(query: Query, alias: str, nodes: tuple[Node, ...]) -> Route:
@@ -255,7 +284,8 @@ def describe(plan: Plan, mesh: str = "mesh", statistics: Statistics | None = Non
 
 def _drawn(plan: Plan, node: Node, first: str, rest: str) -> list[str]:
     lines = [f"{first}{node.id}: {_key_text(node)}"]
-    for edge, branch, indent in ((node.left, "├─ ", "│  "), (node.right, "└─ ", "   ")):
+    for edge in node.inputs:
+        branch, indent = ("└─ ", "   ") if edge is node.inputs[-1] else ("├─ ", "│  ")
         if edge.is_source:
             stream = plan.query.source(edge.name).stream
             lines.append(f"{rest}{branch}{edge.name}" + (f" ({stream})" if stream != edge.name else ""))
@@ -265,20 +295,23 @@ def _drawn(plan: Plan, node: Node, first: str, rest: str) -> list[str]:
 
 
 def _key_text(node: Node) -> str:
-    return " AND ".join(f"{left} = {right}" for left, right in zip(node.left.key, node.right.key, strict=True))
+    return " AND ".join(" = ".join(map(str, members)) for members in zip(*(edge.key for edge in node.inputs), strict=True))
 
 
 def _described(plan: Plan, node: Node, mesh: str, statistics: Statistics | None) -> list[str]:
     query = plan.query
     target = topics.query_out(mesh, query.name) if node.target == "out" else topics.node_in(mesh, query.name, node.target)
-    lines = [f"{node.id} joins {node.left.name} with {node.right.name}", f"  key           {_key_text(node)}"]
+    names = [edge.name for edge in node.inputs]
+    joins = f"{node.id} joins {', '.join(names[:-1])} {'with' if len(names) == 2 else 'and'} {names[-1]}" + (" at once (M-Join)" if node.is_flat else "")
+    lines = [joins, f"  key           {_key_text(node)}"]
+    lines += [f"  also          {' = '.join(map(str, members))}" for members in node.equal]
     lines += [f"  also          {to_text(residual)}" for residual in node.residuals]
     lines.append(f"  reads         {topics.node_in(mesh, query.name, node.id)}")
     lines.append(f"  feedback      {topics.node_feedback(mesh, query.name, node.id)}")
     lines.append(f"  writes        {target}")
     lines.append(f"  passes on     {', '.join(map(str, node.columns)) or 'ids and times only'}")
-    for word, edge in (("state left ", node.left), ("state right", node.right)):
-        lines.append(f"  {word}   {_state_text(query, edge, statistics)}")
+    for side, edge in enumerate(node.inputs):
+        lines.append(f"  {'state ' + side_name(node, side):<14}{_state_text(query, edge, statistics)}")
     if statistics is not None:
         lines.append(f"  output        about {estimate(query, node.aliases, statistics).rows_per_s:,.4g} rows/s")
     return lines
@@ -291,6 +324,11 @@ def _state_text(query: Query, edge: Input, statistics: Statistics | None) -> str
     else:
         words = f"one window of {edge.name} ({window})" if edge.is_source else f"rows of {edge.name} still valid (at most {window})"
     return words if statistics is None else f"about {estimate(query, edge.aliases, statistics).rows_held:,.0f} rows: {words}"
+
+
+def side_name(node: Node, side: int) -> str:
+    """What people call an input: left and right, or its place in an M-Join."""
+    return str(side + 1) if node.is_flat else ("left", "right")[side]
 
 
 def duration_text(ms: int) -> str:

@@ -26,7 +26,7 @@ OWN_COLUMNS_MOST = 4  # a key of more columns is taken whole: its lattice has 2^
 class Shape:
     columns: tuple[Column, ...]  # of the producer's output
     opposite: tuple[Column, ...] | None  # the columns of the consumer's other side they equal; None if only passed on
-    sides: tuple[bool, bool]  # whether a row of the producer's left or right input alone shows it (type I); neither: type II
+    sides: tuple[bool, ...]  # whether a row of the producer's left or right input alone shows it (type I); neither: type II
     targets: int | None  # 0 or 1: it is that producer side's key, so its hash names the one partition; None: all partitions
     authority: bool  # it is the consumer's key, so one consumer partition sees all its rows and decides alone
 
@@ -46,6 +46,9 @@ def shapes_of(plan: Plan) -> Mapping[str, tuple[Shape, ...]]:
             if edge.is_source:
                 continue
             producer = plan.node(edge.name)
+            if consumer.is_flat or producer.is_flat:  # an M-Join keeps its feedback to itself (`hiding`)
+                found[producer.id] = ()
+                continue
             own = dict(_lattice(edge, consumer.inputs[1 - side], side))
             # Passed on as a hash, so only to where a row of one input shows it whole.
             passed = [s.columns for s in found.get(consumer.id, ()) if any(_within(s.columns, i) for i in producer.inputs)]

@@ -7,7 +7,7 @@ Invariant: `unpack` gives back what `pack` was given, shape by shape and sorted 
 is made once for each immutable run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ import numpy.typing as npt
 from schemas.rows import I64, U64, Mask, Rows
 from topology.shapes import shape_hash
 from topology.state import Run, WindowState, merge_runs
-from topology.suspended import ENTRY, among
+from topology.suspended import ENTRY, ShapeTable, among
 
 SHAPE, VALUE, LEFT, TICKET = "#s", "#h", "#l", "#t"
+_HIDDEN = ("hidden",)
 TYPES = {SHAPE: np.int64, VALUE: np.uint64, LEFT: np.uint64, TICKET: np.int64}
 
 
@@ -83,3 +84,34 @@ def rows_with(state: WindowState, names: tuple[str, ...], hashes: U64) -> Run | 
             where = np.concatenate([order[low[k] : high[k]] for k in hits.tolist()])
             runs.append(run.take(np.sort(where)))
     return merge_runs(runs) if runs else None
+
+
+def waiting_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> tuple[Mask, list[int]]:
+    """Which new rows of a side show a suspended value, and the tables that took note of them."""
+    waits, touched = np.zeros(len(run), np.bool_), []
+    for i, table in enumerate(tables):
+        if table.shape.sides[side] and len(table.active):
+            shown = shape_hash(run.rows, table.shape.names)
+            covered = table.covers(shown)
+            if covered.any():
+                waits |= covered
+                table.waits(shown[covered], run.ends[covered])
+                touched.append(i)
+    return waits, touched
+
+
+def hidden_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> Mask | None:
+    """Which rows of a stored run of a side show a suspended value; None if no value is. Found once a run and change."""
+    mine = [t for t in tables if t.shape.sides[side] and len(t.active)]
+    if not mine:
+        return None
+    version = tuple(t.version for t in tables)
+    known = run.indexes.get(_HIDDEN)
+    if known is None or known[0] is not tables or known[1] != version:  # a node that starts again counts its versions from the beginning
+        mask = np.zeros(len(run), np.bool_)
+        for table in mine:
+            shown, order = indexed(run, table.shape.names)
+            mask[order[table.covers(shown)]] = True
+        known = run.indexes[_HIDDEN] = (tables, version, mask)
+    found: Mask = known[2]
+    return found

@@ -35,12 +35,17 @@ class ShapeTable:
     intervals: Table = field(default_factory=lambda: np.empty(0, INTERVAL))  # ended ones, sorted by hash and start
     active: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
     version: int = 0  # grows with every change of what is active
+    keeps_intervals: bool = True  # to know later what is owed; not where nothing ever is
 
     def __post_init__(self) -> None:
         self._index()
 
-    def load(self, entries: Table, intervals: Table) -> None:
-        self.entries, self.intervals = entries, intervals
+    def to_bytes(self) -> bytes:
+        return len(self.entries).to_bytes(8, "big") + self.entries.tobytes() + self.intervals.tobytes()
+
+    def load_bytes(self, data: bytes) -> None:
+        stop = 8 + int.from_bytes(data[:8], "big") * ENTRY.itemsize
+        self.entries, self.intervals = np.frombuffer(data[8:stop], ENTRY).copy(), np.frombuffer(data[stop:], INTERVAL).copy()
         self._index()
 
     def _index(self) -> None:
@@ -62,7 +67,8 @@ class ShapeTable:
         fresh = given[~known].copy()
         fresh["votes"], fresh["since"], fresh["last"], fresh["polled"] = bit, _NEVER, last, 0
         if len(fresh):
-            self.entries = np.sort(np.concatenate([self.entries, fresh]), order="hash")
+            both = np.concatenate([self.entries, fresh])
+            self.entries = both[np.argsort(both["hash"], kind="stable")]  # sorting whole records takes many times as long
         agreed = self.shape.authority | (self.entries["votes"] == self.everyone)
         begins = agreed & (self.entries["since"] == _NEVER)
         self.entries["since"][begins] = now
@@ -85,12 +91,12 @@ class ShapeTable:
         self.entries["votes"][mine] &= np.uint64(~(1 << voter) & (2**64 - 1))
         ends = mine & (self.entries["since"] != _NEVER)
         ended: Table = self.entries[ends].copy()
-        if len(ended):
+        if len(ended) and self.keeps_intervals:
             closed = np.empty(len(ended), INTERVAL)
             closed["hash"], closed["start"], closed["end"] = ended["hash"], ended["since"], now
             closed["last"] = np.maximum(last, ended["last"])
             self.intervals = np.sort(np.concatenate([self.intervals, closed]), order=("hash", "start"))
-            self.entries["since"][ends] = _NEVER
+        self.entries["since"][ends] = _NEVER
         self.entries = self.entries[self.entries["votes"] != 0]
         self._index()
         return ended

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.block import decode_block, encode_block
-from schemas.mesh import Stream
+from schemas.mesh import Routing, Stream
 from schemas.rows import Rows
 from topology.ingest import Late, Read, Reading, Router, StreamReader
-from topology.node import JoinNode, Send
+from topology.mjoin import open_node
+from topology.partition import Send
 from topology.plan import Plan
 from topology.results import ResultEncoder, SequenceFilter
 from topology.table import TableReader
@@ -39,6 +40,7 @@ class TopologyDriver:
     def __init__(
         self, plan: Plan, streams: Mapping[str, Stream], *, partitions: int = 2, source_partitions: int = 2, feedback: bool | str = False,
         cuts: Mapping[str, Mapping[int, int]] | None = None,
+        routing: Routing = "fixed",
     ) -> None:
         self.plan, self.partitions = plan, partitions
         used = dict.fromkeys(source.stream for source in plan.query.sources)  # in order: a seed must replay
@@ -58,7 +60,7 @@ class TopologyDriver:
         self.sources = {(name, p): Log() for name in used for p in range(source_partitions)}
         self.inputs = {(node.id, p): Log() for node in plan.nodes for p in range(partitions)}
         self.backs = {key: Log() for key in self.inputs}  # feedback topics
-        self.nodes = {key: JoinNode(plan, *key, partitions, feedback=feedback) for key in self.inputs}
+        self.nodes = {key: open_node(plan, *key, partitions, feedback=feedback, routing=routing) for key in self.inputs}
         self.out = {p: Log() for p in range(partitions)}
         self.filters = {p: SequenceFilter() for p in range(partitions)}
         self.encoder = ResultEncoder(plan)

@@ -175,4 +175,4 @@ class World:
 def services_of_mesh(mesh: Mesh) -> list[tuple[str, str, str | None, str | None]]:
     from services.runtime.queries import parse_queries
 
-    return [(s.name, s.module, s.node, s.query) for s in services_of(parse_queries(mesh))]
+    return [(s.name, s.module, s.node, s.query) for s in services_of(mesh, parse_queries(mesh))]

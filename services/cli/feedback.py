@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     for name, published in running.items():
         for node, said in shapes_of(derive_plan(mesh, published)).items():
             shapes[topics.node_feedback(mesh.name, name, node)] = [str(shape) for shape in said]
+    if not any(shapes.values()):
+        raise JoinmeshError(f"no two nodes of {', '.join(running)} talk to one another: an M-Join keeps its feedback to itself; see joinmesh status -f {mesh.file}")
     consumer = Consumer(client_config(mesh, group_id=f"{mesh.name}.feedback-tail", enable_auto_commit=False))
     start = OFFSET_BEGINNING if args.from_start else OFFSET_END
     consumer.assign([TopicPartition(topic, p, start) for topic in shapes for p in range(mesh.partitions)])

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from services.supervisor.reports import ReportReader
 
     mesh = mesh_of(args)
-    expected = [service.name for service in services_of(parse_queries(mesh))]
+    expected = [service.name for service in services_of(mesh, parse_queries(mesh))]
     reader = ReportReader(mesh)
     try:
         reports = reader.read_tail(expected)

@@ -53,7 +53,7 @@ def publish_plans(mesh: Mesh, sender: Sender) -> list[PlanPublished]:
         message = PlanPublished(
             query=name, epoch=1, text=mesh.queries[name], tree=tree_text(plan.tree), digest=plan_digest(mesh, plan),
             at_ms=int(time.time() * 1000), source_partitions=source_partitions(mesh, used),
-            feedback=mesh.feedback.get(name, "off"), table_cuts=_cuts(mesh, name, used, cuts),
+            feedback=mesh.feedback.get(name, "off"), table_cuts=_cuts(mesh, name, used, cuts), routing=mesh.routing.get(name, "fixed"),
         )  # fmt: skip
         cuts |= message.table_cuts
         log.info("query %s runs as %s", name, message.tree)
@@ -80,12 +80,15 @@ def _cuts(mesh: Mesh, query: str, used: list[Stream], known: dict[str, dict[int,
 
 def _check_same(mesh: Mesh, plan: Plan, running: PlanPublished) -> None:
     if plan_digest(mesh, plan) == running.digest:
-        wanted = mesh.feedback.get(plan.query.name, "off")
-        if wanted != running.feedback:
-            raise StateError(
-                f"query {plan.query.name}: the mesh file wants feedback {wanted}, but this mesh runs it with feedback {running.feedback}, and its "
-                "states were built for that; change it back, or use a new mesh name"
-            )
+        name = plan.query.name
+        for what, wanted, runs in (
+            ("feedback", mesh.feedback.get(name, "off"), running.feedback), ("routing", mesh.routing.get(name, "fixed"), running.routing),
+        ):  # fmt: skip
+            if wanted != runs:
+                raise StateError(
+                    f"query {name}: the mesh file wants {what} {wanted}, but this mesh runs it with {what} {runs}, and its "
+                    "states were built for that; change it back, or use a new mesh name"
+                )
         return
     what = "tree" if tree_text(plan.tree) != running.tree else "query text or its streams"
     raise StateError(

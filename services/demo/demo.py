@@ -96,7 +96,7 @@ def _workload(events: int, streams: int) -> Workload:
 def _reports(mesh: Mesh) -> dict[str, Report]:
     reader = ReportReader(mesh)
     try:
-        return reader.read_tail([service.name for service in services_of(parse_queries(mesh))])
+        return reader.read_tail([service.name for service in services_of(mesh, parse_queries(mesh))])
     finally:
         reader.close()
 

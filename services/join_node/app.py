@@ -32,7 +32,7 @@ from services.runtime.report import Durations, Reporter
 from services.runtime.rocks import open_newest
 from services.runtime.service import EX_CONFIG, Arguments
 from services.runtime.store import Cache, NodeStore
-from topology.node import describe_state
+from topology.partition import describe_state
 
 log = logging.getLogger("joinmesh.node")
 UNACKNOWLEDGED_MOST = 2_000

@@ -1,6 +1,6 @@
 """One partition of a join node on this worker: its database, its state machine, its sends.
 
-Invariant: the order of a step. (1) `JoinNode.step` computes, (2) one WriteBatch makes segments, memo, offsets and outbox durable, (3) the outbox is
+Invariant: the order of a step. (1) `Partition.step` computes, (2) one WriteBatch makes segments, memo, offsets and outbox durable, (3) the outbox is
 sent, (4) acknowledged entries are trimmed by the next batch. A crash between any two of these repeats sends that
 receivers drop, and loses nothing.
 """
@@ -21,9 +21,11 @@ from services.runtime.control import derive_plan
 from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
 from services.runtime.report import Durations
-from services.runtime.store import NodeStore, OutboxEntry, SideStore
+from services.runtime.store import NodeStore, OutboxEntry
 from topology.feedback_blocks import OF_PRODUCER
-from topology.node import Effects, JoinNode, Memo
+from topology.mjoin import MultiJoin, open_node
+from topology.node import JoinNode
+from topology.partition import Effects, Memo
 
 log = logging.getLogger("joinmesh.node")
 
@@ -44,7 +46,6 @@ class PartitionHost:
         self.sender, self.steps = sender, steps
         self.database = store
         self.memo = self.database.memo() or Memo()
-        self.stores: tuple[SideStore, SideStore] = (store.side(0), store.side(1))
         self.dead = 0
         stored = self.database.plan()
         self.published = published if stored is None else decode_control(stored)
@@ -67,11 +68,13 @@ class PartitionHost:
     def next_offset(self, kind: str) -> int | None:
         return self.memo.offsets.get(kind)
 
-    def _build(self, message: PlanPublished) -> JoinNode:
+    def _build(self, message: PlanPublished) -> JoinNode | MultiJoin:
         plan = derive_plan(self.mesh, message)
-        node = JoinNode(
+        self.stores = [self.database.side(i) for i in range(len(plan.node(self.node_id).inputs))]
+        node = open_node(
             plan, self.node_id, self.partition, self.mesh.partitions, epoch=message.epoch,
             incarnation=self.database.incarnation, stores=self.stores, memo=self.memo, feedback=message.feedback != "off" and message.feedback,
+            routing=message.routing,
         )  # fmt: skip
         node.restore(self.database.restore(node.windows), self.database.tables())
         return node

@@ -5,6 +5,7 @@ Invariant: every command and service derives these from the mesh file alone, so 
 
 from dataclasses import dataclass
 
+from schemas.errors import PlanError
 from schemas.mesh import Mesh
 from schemas.topics import Topic, mesh_topics
 from topology.plan import Plan
@@ -35,16 +36,16 @@ def keep_ms(mesh: Mesh, queries: dict[str, Query]) -> int:
 
 
 def topics_of(mesh: Mesh, queries: dict[str, Query]) -> list[Topic]:
-    nodes = {name: len(query.sources) - 1 for name, query in queries.items()}
+    nodes = {name: len(plan_of(mesh, query).nodes) for name, query in queries.items()}
     return mesh_topics(mesh, nodes, keep_ms(mesh, queries))
 
 
-def services_of(queries: dict[str, Query]) -> list[Service]:
-    """Every process of the mesh, in the order they are started. n sources mean n-1 join nodes, whatever the plan."""
+def services_of(mesh: Mesh, queries: dict[str, Query]) -> list[Service]:
+    """Every process of the mesh, in the order they are started. n sources mean n-1 join nodes, or fewer with an M-Join in the plan."""
     services = [Service("controller", "services.controller"), Service("ingest", "services.ingest")]
     for name, query in queries.items():
-        for i in range(1, len(query.sources)):
-            services.append(Service(f"{name}.j{i}", "services.join_node", name, f"j{i}"))
+        for node in plan_of(mesh, query).nodes:
+            services.append(Service(f"{name}.{node.id}", "services.join_node", name, node.id))
         services.append(Service(f"{name}.sink", "services.sink", name))
     return services
 
@@ -56,11 +57,17 @@ def streams_used(queries: dict[str, Query]) -> list[str]:
 
 def plan_of(mesh: Mesh, query: Query) -> Plan:
     """The plan that the mesh file pins, else the planner's default."""
-    from topology.plan import build_plan, parse_tree
+    from topology.plan import build_plan, parse_tree, tree_text
     from topology.planner import choose_tree
 
     pinned = mesh.plans.get(query.name)
-    return build_plan(query, parse_tree(pinned, query) if pinned is not None else choose_tree(query))
+    plan = build_plan(query, parse_tree(pinned, query) if pinned is not None else choose_tree(query))
+    if mesh.routing.get(query.name) == "eddy" and not any(node.is_flat for node in plan.nodes):
+        raise PlanError(
+            f"routing of {query.name} is eddy, but its plan {tree_text(plan.tree)} joins two inputs in every node; write `plans:` with three or more "
+            f"inputs in one pair of parentheses, such as ({' '.join(query.aliases)}), or leave `routing` out"
+        )
+    return plan
 
 
 def explain(mesh: Mesh, query: Query) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from schemas.rows import decode_rows, encode_rows
 from services.runtime.failpoints import failpoint
-from topology.node import Effects, Memo
+from topology.partition import Effects, Memo
 from topology.state import Run, Segment
 
 _encoder = msgspec.msgpack.Encoder()
@@ -98,10 +98,10 @@ class NodeStore:
     def plan(self) -> bytes | None:
         return self.engine.get(_PLAN)
 
-    def restore(self, windows: tuple[dict[str, int], ...]) -> tuple[list[Segment], list[Segment]]:
+    def restore(self, windows: tuple[dict[str, int], ...]) -> tuple[list[Segment], ...]:
         """What each side holds."""
         self._windows = windows
-        sides: tuple[list[Segment], list[Segment]] = ([], [])
+        sides: tuple[list[Segment], ...] = tuple([] for _ in windows)
         for key, value in self.engine.scan(b"s"):
             side, id = key[1], int.from_bytes(key[2:], "big")
             meta, _ = _split(value)

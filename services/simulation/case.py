@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from schemas.control import PlanPublished
-from schemas.mesh import Feedback, FieldType, Mesh, Stream
+from schemas.mesh import Feedback, FieldType, Mesh, Routing, Stream
 from services.runtime.control import plan_digest
 from topology.cql import parse_query
 from topology.oracle import Event, on_time, truth
@@ -42,7 +42,7 @@ class Case:
     @property
     def talks(self) -> bool:
         """Whether joins give feedback here; then records must come slowly enough for it to be heard."""
-        return self.published.feedback != "off" and len(self.plan.nodes) > 1
+        return self.published.feedback != "off" and (len(self.plan.nodes) > 1 or self.plan.root.is_flat)
 
 
 def draw_case(rng: Random) -> Case:
@@ -63,6 +63,10 @@ def draw_case(rng: Random) -> Case:
     text = f"SELECT {rng.choice(SELECT)} FROM {sources} WHERE {' AND '.join(where)}"
     query = parse_query("q", text, streams)
     tree = _random_tree(query, rng)
+    own = Random(text)  # so that a seed without an M-Join asks for what it always did
+    if n > 2 and own.random() < 0.6:
+        tree = random_tree(query, own)
+    routing: Routing = own.choice(("fixed", "eddy"))
     plan = build_plan(query, tree)
     feedback: Feedback = rng.choice(("on", "on", "auto", "off", "off"))
     partitions = rng.choice((1, 1, 2) if feedback != "off" else (1, 2, 2, 3))
@@ -74,7 +78,7 @@ def draw_case(rng: Random) -> Case:
     cuts: dict[str, dict[int, int]] = {}
     if table is not None:
         cuts[table] = _add_table(apart, streams[table], counts[table], records, events, dead)
-    published = PlanPublished("q", 1, text, tree_text(tree), plan_digest(mesh, plan), 0, counts, feedback, cuts)
+    published = PlanPublished("q", 1, text, tree_text(tree), plan_digest(mesh, plan), 0, counts, feedback, cuts, routing)
     return Case(mesh, plan, published, counts, records, truth(query, streams, events, cuts), late, dead)
 
 
@@ -147,4 +151,17 @@ def _random_tree(query: Query, rng: Random) -> Tree:
         i, j = rng.choice(pairs)
         joined: tuple[Tree, set[str]] = ((pieces[i][0], pieces[j][0]), pieces[i][1] | pieces[j][1])
         pieces = [p for k, p in enumerate(pieces) if k not in (i, j)] + [joined]
+    return pieces[0][0]
+
+
+def random_tree(query: Query, rng: Random, flat: float = 0.7) -> Tree:
+    """Any tree without cross products, often with M-Joins: join pieces that have a class of equal columns in common until one is left."""
+    pieces: list[tuple[Tree, set[str]]] = [(alias, {alias}) for alias in query.aliases]
+    while len(pieces) > 1:
+        groups = [[i for i, (_, held) in enumerate(pieces) if any(c.alias in held for c in members)] for members in query.equal]
+        meeting = rng.choice([group for group in groups if len(group) > 1])
+        many = len(meeting) > 2 and rng.random() < flat
+        chosen = rng.sample(meeting, rng.randint(3, len(meeting)) if many else 2)
+        joined = (tuple(pieces[i][0] for i in chosen), set().union(*(pieces[i][1] for i in chosen)))
+        pieces = [p for i, p in enumerate(pieces) if i not in chosen] + [joined]
     return pieces[0][0]

@@ -18,7 +18,7 @@ from services.runtime.report import Durations
 from services.runtime.store import Cache, NodeStore, OutboxEntry
 from services.simulation.broker import SimConsumer, SimSender, SimTransactionalProducer
 from services.sink.loop import Sink
-from topology.node import Memo
+from topology.partition import Memo
 
 if TYPE_CHECKING:
     from services.simulation.world import World

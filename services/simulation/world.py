@@ -22,7 +22,7 @@ from confluent_kafka import KafkaException
 import services.ingest.loop as ingest_loop
 import services.join_node.host as host_module
 import topology.ingest as router_module
-import topology.node as node_module
+import topology.partition as partition_module
 from schemas import topics
 from schemas.block import MAX_BLOCK_BYTES
 from services.runtime import failpoints
@@ -345,7 +345,7 @@ class World:
     @contextmanager
     def patched(self) -> Iterator[None]:
         """The services as they are, but with this world's clock, crashes and block size, and without deriving the same plan again."""
-        cut = partial(node_module.cut, limit=self.block_bytes)
+        cut = partial(partition_module.cut, limit=self.block_bytes)
         logging.disable(logging.ERROR)
         try:
             with (
@@ -354,7 +354,7 @@ class World:
                 mock.patch.object(ingest_loop, "PER_PARTITION", self.rng.choice((1, 5, 4_000))),
                 mock.patch.object(host_module, "derive_plan", self._derive_plan),
                 mock.patch.object(router_module, "MAX_BLOCK_BYTES", self.block_bytes),
-                mock.patch.object(node_module, "cut", cut),
+                mock.patch.object(partition_module, "cut", cut),
                 mock.patch.multiple(policy, **RESTLESS),
             ):
                 yield

@@ -38,7 +38,7 @@ class Supervisor:
         self.queries = parse_queries(mesh)
         for query in self.queries.values():
             plan_of(mesh, query)  # a pinned plan that does not fit is said here, once, not by every service
-        self.services = services_of(self.queries)
+        self.services = services_of(mesh, self.queries)
         self.children: list[Child] = []
         self._stop: str | None = None
         self._failed: str | None = None

@@ -146,7 +146,7 @@ def running(mesh: Mesh, file: Path, data: Path) -> Iterator[tuple[list[psutil.Pr
     logs = data / "logs"
     logs.mkdir(parents=True)
     children: list[subprocess.Popen[bytes]] = []
-    services = sorted(services_of(queries), key=lambda service: service.name == "ingest")
+    services = sorted(services_of(mesh, queries), key=lambda service: service.name == "ingest")
     for service in services:
         if service.name == "ingest":
             wait_until_ready(mesh, [s.name for s in services if s.query])

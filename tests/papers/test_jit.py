@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from schemas.block import decode_block
-from schemas.mesh import FieldType, Stream
+from schemas.mesh import FieldType, Routing, Stream
 from topology.cql import parse_query
 from topology.hashing import hash_key
+from topology.mjoin import MultiJoin
 from topology.oracle import Event, truth
 from topology.plan import Tree, build_plan
 from topology.shapes import shapes_of
@@ -32,6 +33,7 @@ class Paper:
     feedback: bool = True
     relation: list[int] | None = None  # the values of the key y of a static relation R
     missing: int = 0  # how many of its tuples come later
+    routing: Routing = "fixed"
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -43,7 +45,9 @@ class Paper:
         self.query = parse_query("q", f"SELECT {self.names[0]}.ts AS t FROM {sources} WHERE {self.where}", self.streams)
         self.plan = build_plan(self.query, self.tree)
         self.cuts = {"R": {0: len(self.relation or []) + self.missing}}
-        self.driver = TopologyDriver(self.plan, self.streams, partitions=1, source_partitions=1, feedback=self.feedback, cuts=self.cuts)
+        self.driver = TopologyDriver(
+            self.plan, self.streams, partitions=1, source_partitions=1, feedback=self.feedback, cuts=self.cuts, routing=self.routing,
+        )  # fmt: skip
         self.heard = dict.fromkeys(self.driver.backs, 0)
         for y in self.relation or []:
             self.relate(y)
@@ -319,9 +323,78 @@ def test_a_relation_in_the_producer_does_not_keep_suspended_values_for_ever() ->
     feedback = paper.driver.nodes["j1", 0].feedback
     assert feedback is not None
     most = 0
-    for i in range(150):
+    for i in range(400):
         paper.arrive("B", 10 * i, x=-2)
         paper.arrive("A", 10 * i, x=i, y=1 + i % 3)
         most = max(most, feedback.counts()["suspended_here"])
-    assert 20 <= most <= 50  # a window shows 30 values of 150
+    assert 20 <= most <= 5 * 30 + 20  # of 400 values: a window shows 30, and they are kept for four more
     assert paper.check() == 0
+
+
+def section_five(feedback: bool, routing: Routing = "fixed") -> tuple[Paper, MultiJoin]:
+    """Figure 2: a1 has gone its path, has met b1, and has found no c; there is another c that partners neither."""
+    paper = Paper("A.x = B.x AND A.x = C.x AND A.y = C.y", ("A", "B", "C"), "xy", "ABC", feedback, routing=routing)
+    paper.arrive("C", 0, x=1, y=7)
+    paper.arrive("B", 0, x=1)
+    paper.arrive("A", 1, x=1, y=100)
+    node = paper.driver.nodes["j1", 0]
+    assert isinstance(node, MultiJoin)
+    return paper, node
+
+
+def hidden_in(node: MultiJoin, side: int) -> set[tuple[str, int]]:
+    assert node.feedback is not None
+    return {(str(t.shape), int(h)) for pair in node.feedback.pairs if pair.side == side for t in pair.tables for h in t.active}
+
+
+def test_section_5_an_m_join_hides_what_has_no_partner_further_down_the_path() -> None:
+    paper, node = section_five(feedback=True)
+    assert node.paths.composites == 1  # a1b1, which met no c
+    assert hidden_in(node, 0) == {sub_tuple("A.y", 100)}
+    assert hidden_in(node, 1) == set()  # b1 has a partner by its own value
+    paper.arrive("B", 2, x=1)
+    assert node.paths.composites == 1  # b2's path makes no a1b2
+    paper.arrive("A", 3, x=1, y=100)
+    assert node.paths.composites == 1  # nor does a2, of a1's value, set out
+    paper.arrive("C", 4, x=1, y=100)
+    assert hidden_in(node, 0) == set()
+    assert node.paths.composites == 1 + 2  # c2 meets a1 and a2 on its own path
+    assert not paper.driver.backs["j1", 0].records  # nothing was asked for: c2's path made all there is
+    assert paper.check() == 4
+
+
+def test_section_5_without_feedback() -> None:
+    paper, node = section_five(feedback=False)
+    paper.arrive("B", 2, x=1)
+    paper.arrive("A", 3, x=1, y=100)
+    assert node.paths.composites == 4  # a1b1, b2a1, a2b1, a2b2
+    paper.arrive("C", 4, x=1, y=100)
+    assert node.paths.composites == 4 + 2
+    assert paper.check() == 4
+
+
+def test_section_5_every_stem_of_an_eddy_is_consumer_and_producer() -> None:
+    """Whichever way a1 took, S_A hides it; b2 makes nothing of it, wherever it goes first."""
+    paper, node = section_five(feedback=True, routing="eddy")
+    assert sub_tuple("A.y", 100) in hidden_in(node, 0)
+    before = node.paths.composites
+    paper.arrive("B", 2, x=1)
+    made = node.paths.composites - before
+    assert made <= 1  # b2c1 at most, never b2a1
+    paper.arrive("C", 4, x=1, y=100)
+    assert hidden_in(node, 0) == set()
+    assert paper.check() == 2
+
+
+def test_section_5_an_empty_state_hides_everything() -> None:
+    paper = Paper("A.x = B.x AND A.x = C.x", ("A", "B", "C"), "x", "ABC")
+    node = paper.driver.nodes["j1", 0]
+    assert isinstance(node, MultiJoin)
+    for i in range(5):
+        paper.arrive("A", i, x=i % 2)
+        paper.arrive("B", i, x=i % 2)
+    assert node.paths.composites == 1  # b0a0 found S_C empty
+    assert EVERYTHING in hidden_in(node, 0) & hidden_in(node, 1)
+    paper.arrive("C", 6, x=1)
+    assert EVERYTHING not in hidden_in(node, 0) | hidden_in(node, 1)
+    assert paper.check() == 4

@@ -25,7 +25,7 @@ from pathlib import Path
 import services.supervisor.supervise as supervise
 from schemas.mesh import load_mesh
 from services.runtime.queries import Service
-supervise.services_of = lambda queries: [Service(name, name) for name in sys.argv[3:]]
+supervise.services_of = lambda mesh, queries: [Service(name, name) for name in sys.argv[3:]]
 supervise.STOP_S = 2.0
 from services.cli.main import main
 sys.exit(main(["up", "-f", sys.argv[1], "--data", sys.argv[2]]))

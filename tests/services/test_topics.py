@@ -70,7 +70,7 @@ def test_a_broker_that_does_not_answer_is_named(shop: Mesh) -> None:
 def test_services_and_retention_follow_from_the_queries(shop: Mesh) -> None:
     queries = parse_queries(shop)
     assert keep_ms(shop, queries) == 63_000
-    assert [service.name for service in services_of(queries)] == ["controller", "ingest", "paid_orders.j1", "paid_orders.j2", "paid_orders.sink"]
+    assert [service.name for service in services_of(shop, queries)] == ["controller", "ingest", "paid_orders.j1", "paid_orders.j2", "paid_orders.sink"]
 
 
 def test_an_open_transaction_is_seen(bootstrap: str, mesh_name: str) -> None:

@@ -21,7 +21,7 @@ from services.runtime.failpoints import failpoint
 from services.runtime.store import NodeStore, OutboxEntry
 from services.simulation.world import SimulationFailed, run_seed
 from services.sink.loop import Seen, Sink
-from topology.node import _NOTHING, Effects, JoinNode, Memo
+from topology.partition import _NOTHING, Effects, Memo, Partition
 from topology.results import SequenceFilter
 
 SEEDS = range(300)
@@ -127,14 +127,14 @@ def trimmed_before_delivery(patch: pytest.MonkeyPatch) -> None:
 
 def no_sequence_check_in_nodes(patch: pytest.MonkeyPatch) -> None:
     """A node takes every block of another node."""
-    unseen = JoinNode._unseen
+    unseen = Partition._unseen
 
-    def anything(self: JoinNode, header: Header, rows: Rows | None) -> Rows | None:
+    def anything(self: Partition, header: Header, rows: Rows | None) -> Rows | None:
         if header.positions:
             return unseen(self, header, rows)
         return rows if rows is not None else _NOTHING
 
-    patch.setattr(JoinNode, "_unseen", anything)
+    patch.setattr(Partition, "_unseen", anything)
 
 
 def no_sequence_check_in_the_sink(patch: pytest.MonkeyPatch) -> None:
@@ -149,14 +149,14 @@ def no_sequence_check_in_the_sink(patch: pytest.MonkeyPatch) -> None:
 
 def no_source_offset_check(patch: pytest.MonkeyPatch) -> None:
     """A node takes every row of ingest."""
-    unseen = JoinNode._unseen
+    unseen = Partition._unseen
 
-    def anything(self: JoinNode, header: Header, rows: Rows | None) -> Rows | None:
+    def anything(self: Partition, header: Header, rows: Rows | None) -> Rows | None:
         if not header.positions:
             return unseen(self, header, rows)
         return rows if rows is not None else _NOTHING
 
-    patch.setattr(JoinNode, "_unseen", anything)
+    patch.setattr(Partition, "_unseen", anything)
 
 
 def ingest_commits_before_the_flush(patch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ from services.simulation.broker import Record, SimBroker, SimConsumer, SimMessag
 from services.simulation.processes import Disk
 from services.sink.loop import Sink
 from topology.cql import parse_query
-from topology.node import JoinNode, Send
+from topology.node import JoinNode
+from topology.partition import Send
 from topology.plan import build_plan
 from topology.results import SequenceFilter
 from topology.testing import TopologyDriver

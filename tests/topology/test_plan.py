@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ def names(columns: tuple[Column, ...]) -> str:
 
 def test_tree_text_and_back() -> None:
     four = query("a.x = b.x AND b.x = c.x AND c.x = d.x", sources="a b c d")
-    for text in ("(((a b) c) d)", "((a b) (c d))", "(a (b (c d)))", "((d a) (c b))"):
+    for text in ("(((a b) c) d)", "((a b) (c d))", "(a (b (c d)))", "((d a) (c b))", "(a b c d)", "((a b c) d)", "(d (b c) a)"):
         assert tree_text(parse_tree(text, four)) == text
     assert parse_tree(" ( (a,b)\n c)", CHAIN) == (("a", "b"), "c")
 
@@ -60,8 +60,12 @@ def test_trees_may_name_streams() -> None:
     [
         ("", "`` is empty; write for example ((a b) c)"),
         ("a", "`a` joins nothing; write for example ((a b) c)"),
-        ("((a b) c", "`((a b) c` must join two inputs in each pair of parentheses; write for example ((a b) c)"),
-        ("(a b c)", "`(a b c)` must join two inputs in each pair of parentheses; write for example ((a b) c)"),
+        ("((a b) c", "`((a b) c` ends too early: a `)` or a name is missing; write for example ((a b) c)"),
+        (
+            "(a c b)",
+            "`(a c b)` joins 3 inputs in one node, but no column of each equals one of every other, so their rows would not meet in one partition; "
+            "write ((a b) c) instead",
+        ),
         ("((a) c)", "`((a) c)` has a `)` where a name was expected; write for example ((a b) c)"),
         ("((a b) ", "`((a b) ` ends too early: a `)` or a name is missing; write for example ((a b) c)"),
         ("((a b) c) d", "`((a b) c) d` goes on with `d` behind its end; write for example ((a b) c)"),
@@ -116,13 +120,17 @@ def all_trees(asked: Query, aliases: tuple[str, ...]) -> Iterator[Tree]:
     for size in range(1, len(aliases)):
         for left in combinations(aliases, size):
             right = tuple(a for a in aliases if a not in left)
-            yield from ((one, other) for one in all_trees(asked, left) for other in all_trees(asked, right))
+            for one, other in product(all_trees(asked, left), all_trees(asked, right)):
+                yield (one, other)
+                if not isinstance(other, str):
+                    yield (one, *other)  # an M-Join
 
 
 QUERIES = [
     query("a.x = b.x AND b.y = c.y AND c.id = d.id AND a.v < d.v", "a.s, d.v", "a b c d"),
     query("a.x = b.x AND a.y = c.y AND a.id = d.id AND b.v + c.v > d.v AND (b.s = 'x' OR c.s = 'y')", "b.s", "a b c d"),
     query("a.x = b.x AND b.y = c.y AND c.id = d.id AND d.x = a.y AND a.x = c.x", "*", "a b c d"),
+    query("a.x = b.x AND b.x = c.x AND c.x = d.x AND a.y = c.y AND c.y = d.id AND a.v < d.v", "b.s", "a b c d"),
 ]
 
 
@@ -134,24 +142,26 @@ def test_every_plan_keeps_the_invariants(data: st.DataObject) -> None:
     if linked(asked, tree):
         check(build_plan(asked, tree))
     else:
-        with pytest.raises(PlanError, match="cross product"):
+        with pytest.raises(PlanError, match=r"cross product|inputs in one node"):
             build_plan(asked, tree)
 
 
 def linked(asked: Query, tree: Tree) -> bool:
     if isinstance(tree, str):
         return True
-    left, right = (set(tree_aliases(side)) for side in tree)
-    meets = any({c.alias for c in members} & left and {c.alias for c in members} & right for members in asked.equal)
+    sides = [set(tree_aliases(side)) for side in tree]
+    meets = any(all({c.alias for c in members} & side for side in sides) for members in asked.equal)
     return meets and all(linked(asked, side) for side in tree)
 
 
 def check(plan: Plan) -> None:
     """What any plan must satisfy, told without the builder's own way of thinking."""
     asked = plan.query
-    assert [node.id for node in plan.nodes] == [f"j{i}" for i in range(1, len(asked.sources))]
+    assert [node.id for node in plan.nodes] == [f"j{i}" for i in range(1, len(plan.nodes) + 1)]
+    assert sum(len(node.inputs) - 1 for node in plan.nodes) == len(asked.sources) - 1
     assert sorted(map(str, (r for n in plan.nodes for r in n.residuals))) == sorted(map(str, asked.residuals))
-    joined = {frozenset(pair) for node in plan.nodes for pair in zip(node.left.key, node.right.key, strict=True)}
+    met = [members for node in plan.nodes for members in (*zip(*(side.key for side in node.inputs), strict=True), *node.equal)]
+    joined = {frozenset(pair) for members in met for pair in combinations(members, 2)}
     for members in asked.equal:  # the keys of all nodes together imply every class
         reached = {members[0]}
         inner = [(a, b) for a, b in combinations(members, 2) if frozenset((a, b)) in joined or a.alias == b.alias]
@@ -159,10 +169,12 @@ def check(plan: Plan) -> None:
             reached |= {column for pair in inner if reached & set(pair) for column in pair}
         assert reached == set(members)
     for node in plan.nodes:
-        assert len(node.left.key) == len(node.right.key) > 0
+        assert {len(side.key) for side in node.inputs} == {len(node.left.key)} != {0}
+        assert not node.equal or node.is_flat
         for side in node.inputs:
             own = {c for c in (*node.columns, *(c for r in node.residuals for c in columns_of(r))) if c.alias in side.aliases}
-            assert set(side.columns) == own | set(side.key)
+            assert set(side.columns) == own | set(side.key) | set(side.linked)
+            assert set(side.linked) == {c for members in node.equal for c in members if c.alias in side.aliases}
             assert list(side.columns) == sorted(side.columns)
             if not side.is_source:
                 feeder = plan.node(side.name)

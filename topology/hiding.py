@@ -1,0 +1,135 @@
+"""Feedback inside an M-Join (JIT, section V): rows that cannot become part of a result are hidden in their state until a partner comes.
+
+A half join that finds no partner for a composite looks for the smallest part of one of its components that nothing in its own state shows (Identify_MNS), and
+the state of that component hides all rows that show it: no other path makes composites of them. A row of the same value that arrives later is stored and does not set out. When
+a row arrives whose value partners what is hidden, it is hidden no more. Nothing has to be made for it then: the row's own path makes the results.
+
+Invariant: while a value of input i is hidden for want of input k, no stored row of k shows it. So every result that hiding leaves out of a path lacks its row of k, and
+is made when that row comes. Hiding never changes results, and an entry may be dropped at any time.
+"""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from schemas.block import NO_WATERMARK
+from schemas.rows import U64, Mask
+from topology.detection import without_partner
+from topology.expression import Column
+from topology.feedback import FeedbackMemo
+from topology.plan import Node
+from topology.shapes import OWN_COLUMNS_MOST, Shape, shape_hash
+from topology.state import Run, WindowState
+from topology.subtuples import entries_of, hidden_rows, waiting_rows
+from topology.suspended import ShapeTable
+
+_VOTER, _NOW = 0, 0  # a partition decides alone, and does not care since when
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What input `side` may hide for want of a partner in input `other`."""
+
+    side: int
+    other: int
+    tables: list[ShapeTable]  # small shapes first
+
+
+class Hiding:
+    def __init__(self, node: Node, states: tuple[WindowState, ...], memo: FeedbackMemo) -> None:
+        self.states, self.memo = states, memo
+        count = len(node.inputs)
+        self.pairs = [Pair(i, k, _tables(node, i, k)) for i in range(count) for k in range(count) if i != k]
+        self._all = [table for pair in self.pairs for table in pair.tables]
+        self._of_side = [[table for pair in self.pairs if pair.side == side for table in pair.tables] for side in range(count)]
+        self._place = {id(table): number for number, table in enumerate(self._all)}
+        self._latest = [NO_WATERMARK] * count  # the end of the longest-lived row of the step, before it is stored
+        self.changed: set[int] = set()
+
+    def arrive(self, side: int, run: Run) -> Run:
+        """Show again what these rows are partners of; gives those of them that may set out."""
+        shown: dict[tuple[str, ...], U64] = {}
+        for pair in self.pairs:
+            for table in pair.tables if pair.other == side else ():
+                if len(table.active):
+                    assert table.shape.opposite is not None
+                    names = tuple(map(str, table.shape.opposite))
+                    if names not in shown:
+                        shown[names] = np.unique(shape_hash(run.rows, names))
+                    wanted = shown[names][table.covers(shown[names])]
+                    if len(wanted):
+                        self.memo.values_resumed += len(table.retract(wanted, _VOTER, _NOW, NO_WATERMARK))
+                        self._touch(table)
+        self._latest[side] = int(run.ends.max())
+        waits, touched = waiting_rows(self._of_side[side], side, run)
+        for number in touched:
+            self._touch(self._of_side[side][number])
+        if not waits.any():
+            return run
+        self.memo.rows_diverted += int(waits.sum())
+        return run.take(np.flatnonzero(~waits))
+
+    def hidden(self, side: int, run: Run) -> Mask | None:
+        """Which rows of a stored run no path need meet."""
+        return hidden_rows(self._of_side[side], side, run)
+
+    def detect(self, held: tuple[int, ...], to: int, alone: Run) -> None:
+        """Composites of the inputs `held` that have no partner in `to`: hide the minimal sub-tuples of their components that show why."""
+        for pair in self.pairs:
+            if pair.other != to or pair.side not in held:
+                continue
+            last = max((s.max_end for s in self.states[pair.side].segments()), default=NO_WATERMARK)
+            last = max(last, self._latest[pair.side])
+            for i, _, shown in without_partner([t.shape for t in pair.tables], alone.rows, self.states[to]):
+                table, hashes = pair.tables[i], np.unique(shown)
+                fresh = hashes[~table.covers(hashes)]
+                if len(fresh):
+                    table.vote(entries_of(fresh), _VOTER, _NOW, last)
+                    self.memo.values_suspended += len(fresh)
+                    self._touch(table)
+
+    def forget(self, side: int, horizon: int) -> None:
+        """Drop the values that no stored row of a side can show any more."""
+        self._latest[side] = NO_WATERMARK
+        for table in self._of_side[side]:
+            if len(table.entries) and len(table.forget(horizon, horizon, np.zeros(len(table.entries), np.bool_))):
+                self._touch(table)
+
+    def counts(self) -> dict[str, int]:
+        """For reports, under the names of feedback between nodes."""
+        memo = self.memo
+        return {
+            "suspended_here": sum(len(t.active) for t in self._all), "suspended_above": 0,
+            "rows_diverted": memo.rows_diverted, "pairs_avoided": memo.pairs_avoided, "pairs_resumed": 0,
+            "values_suspended": memo.values_suspended, "values_resumed": memo.values_resumed, "blocks_sent": 0, "bytes_sent": 0, "sides_speaking": 0,
+        }  # fmt: skip
+
+    def stored(self) -> dict[str, bytes]:
+        """The tables that changed, to be written with the step."""
+        found = {f"s{number}": self._all[number].to_bytes() for number in sorted(self.changed)}
+        self.changed.clear()
+        return found
+
+    def restore(self, stored: dict[str, bytes]) -> None:
+        for name, data in stored.items():
+            self._all[int(name[1:])].load_bytes(data)
+
+    def _touch(self, table: ShapeTable) -> None:
+        self.changed.add(self._place[id(table)])
+
+
+def _tables(node: Node, side: int, other: int) -> list[ShapeTable]:
+    """One table for each sub-tuple of the columns of an input that equal columns of another; the empty one stands for every row."""
+    mine, theirs = node.inputs[side], node.inputs[other]
+    links: list[tuple[Column, Column]] = list(zip(mine.key, theirs.key, strict=True))
+    for members in node.equal:
+        one, two = (next((c for c in members if c.alias in edge.aliases), None) for edge in (mine, theirs))
+        if one is not None and two is not None:
+            links.append((one, two))
+    sizes = range(len(links) + 1) if len(links) <= OWN_COLUMNS_MOST else (0, len(links))
+    sides = tuple(i == side for i in range(len(node.inputs)))
+    return [
+        ShapeTable(Shape(tuple(a for a, _ in chosen), tuple(b for _, b in chosen), sides, None, authority=True), 1, keeps_intervals=False)
+        for size in sizes for chosen in combinations(links, size)
+    ]  # fmt: skip
