@@ -15,6 +15,7 @@ from typing import Any
 from tests.benchmarks.jit import report
 from tests.benchmarks.jit.run import MODES, Figures, run
 from tests.benchmarks.jit.series import (
+    QUICK_HOURS,
     SCALED_HOURS,
     SCALED_STRETCH_S,
     Case,
@@ -66,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--to", type=Path, help="folder for JSON and plots (default: docs/benchmarks/jit)")
     args = parser.parse_args(arguments)
-    series = quick_series() if args.quick else [*paper_series(args.hours, args.stretch), *own_series(args.hours, args.stretch)]
+    series = quick_series(args.stretch) if args.quick else [*paper_series(args.hours, args.stretch), *own_series(args.hours, args.stretch)]
     names = [s.name for s in series]
     if unknown := [n for n in args.only.split(",") if n and n not in names]:
         parser.error(f"no series {', '.join(unknown)}; there are {', '.join(names)}")
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = args.to or (ROOT / ".joinmesh" / "bench-jit" if args.quick else ROOT / "docs" / "benchmarks" / "jit")
     repeat = 1 if args.quick else args.repeat
     about = {
-        "at": time.strftime("%Y-%m-%d"), "machine": f"Python {platform.python_version()}, {platform.machine()}", "hours": 0.2 if args.quick else args.hours, "stretch_s": args.stretch, "seed": args.seed,
+        "quick": args.quick, "at": time.strftime("%Y-%m-%d"), "machine": f"Python {platform.python_version()}, {platform.machine()}", "hours": QUICK_HOURS if args.quick else args.hours, "stretch_s": args.stretch, "seed": args.seed,
         "repeat": repeat, "limit_s": args.limit, "once_over_s": ONCE_OVER_S, "scaled_hours": SCALED_HOURS, "scaled_stretch_s": SCALED_STRETCH_S,
     }  # fmt: skip
     cases, measured, wrong, begin = cases_of(series), {}, 0, time.monotonic()

@@ -112,8 +112,9 @@ def keys_table() -> list[str]:
 
 
 def _about(about: Mapping[str, Any]) -> str:
+    few = "This is the quick subset (`make bench-jit ARGS=--quick`): too short for more than a first look. " if about["quick"] else ""
     return (
-        f"Measured on {about['at']} ({about['machine']}): {about['hours']:g} h of event time a point ({about['scaled_hours']:g} h in the scaled series), blocks of {about['stretch_s']:g} s "
+        f"{few}Measured on {about['at']} ({about['machine']}): {about['hours']:g} h of event time a point ({about['scaled_hours']:g} h in the scaled series), blocks of {about['stretch_s']:g} s "
         f"({about['scaled_stretch_s']:g} s), seed {about['seed']}. CPU is the least of up to {about['repeat']} runs of each mode, taken in turns; a mode whose run took more than {about['once_over_s']:g} s was run "
         f"once. A run is stopped after {about['limit_s']:g} CPU seconds; what is marked * is of a stopped run and covers only its part of the events."
     )

@@ -87,12 +87,14 @@ def _scaled(name: str, title: str, point: Point, rates: Iterable[float]) -> Seri
     return Series(name, f"Scaled: {title}", AXES["rate"], "rate", cases)
 
 
-def quick_series() -> list[Series]:
-    """A small subset: the ends and the middle of two figures, and a scaled point that has results."""
-    return [
-        *(replace(s, cases=s.cases[::2]) for s in paper_series(0.2, 30) if s.name in ("figure-11", "figure-15")),
-        *(replace(s, cases=s.cases[1:2]) for s in own_series(0.2, 30) if s.name == "scaled-left-deep-3"),
-    ]
+QUICK_HOURS = 0.4  # a little more than the window of the bushy points
+
+
+def quick_series(stretch_s: float) -> list[Series]:
+    """A small subset: the ends and the middle of two figures, a plan turned round, and a scaled point that has results."""
+    parts = {"figure-11": slice(None, None, 2), "figure-15": slice(None, None, 2), "mirrored-bushy": slice(1), "scaled-left-deep-3": slice(1, 2)}
+    series = [*paper_series(QUICK_HOURS, stretch_s), *own_series(QUICK_HOURS, stretch_s)]
+    return [replace(s, cases=s.cases[parts[s.name]]) for s in series if s.name in parts]
 
 
 def cases_of(series: Iterable[Series]) -> list[Case]:
