@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.jit import report
-from tests.benchmarks.jit.run import MODES, Figures, run
+from tests.benchmarks.jit.run import MODES, PAPER_MODES, Figures, run
 from tests.benchmarks.jit.series import (
     QUICK_HOURS,
     SCALED_HOURS,
@@ -39,7 +39,7 @@ def measure(case: Case, modes: list[str], repeat: int, seed: int, limit_s: float
         for mode, done in runs.items():
             if not done or done[0].cpu_s <= ONCE_OVER_S:
                 done.append(run(plan, mode, work, limit_s))
-                print(f"    {mode:4} {line(done[-1])}", flush=True)
+                print(f"    {mode:5} {line(done[-1])}", flush=True)
     best = {mode: min(done, key=lambda f: f.cpu_s) for mode, done in runs.items()}
     return {mode: {**asdict(best[mode]), "cpu_runs_s": [f.cpu_s for f in runs[mode]]} for mode in modes}
 
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeat", type=int, default=2, help="runs of each mode (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=60.0, help="CPU seconds after which a run is stopped (default: %(default)s)")
     parser.add_argument("--only", default="", help="names of series, such as figure-10,scaled-bushy (default: all)")
-    parser.add_argument("--modes", default=",".join(MODES), help="REF and JIT are always among them (default: %(default)s)")
+    parser.add_argument("--modes", default=",".join(PAPER_MODES), help=f"of {', '.join(MODES)}; REF and JIT are always among them (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--to", type=Path, help="folder for JSON and plots (default: docs/benchmarks/jit)")
     args = parser.parse_args(arguments)

@@ -34,10 +34,12 @@ class Mode:
     wanted: Callable[[Shape], bool] = lambda _: True
 
 
+PAPER_MODES = ("REF", "JIT", "DOE")
 MODES = {
     "REF": Mode("feedback off", {"feedback": False}),
     "JIT": Mode("feedback on", {"feedback": True}),
     "DOE": Mode("feedback of the empty sub-tuple alone", {"feedback": True}, lambda shape: not shape.columns),
+    "TYPE1": Mode("feedback of sub-tuples that a row of one input shows alone", {"feedback": True}, lambda shape: any(shape.sides)),
     # "AUTO": Mode("each node decides", {"feedback": "auto"}),  # once JoinNode takes it, this line is all that is needed
 }
 
