@@ -67,6 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--to", type=Path, help="folder for JSON and plots (default: docs/benchmarks/jit)")
     args = parser.parse_args(arguments)
+    if wrong_ones := [name for name in ("hours", "stretch", "repeat", "limit") if not getattr(args, name) > 0]:
+        parser.error(f"--{wrong_ones[0]} must be more than 0")
     series = quick_series(args.stretch) if args.quick else [*paper_series(args.hours, args.stretch), *own_series(args.hours, args.stretch)]
     names = [s.name for s in series]
     if unknown := [n for n in args.only.split(",") if n and n not in names]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from schemas.block import decode_block
-from tests.benchmarks.jit.__main__ import disagreement, measure
+from tests.benchmarks.jit.__main__ import disagreement, main, measure
 from tests.benchmarks.jit.plot import STYLES, Mark, Panel, draw
 from tests.benchmarks.jit.report import BEGIN, END, keys_table, write
 from tests.benchmarks.jit.run import MODES, Mesh
@@ -181,3 +181,10 @@ def test_a_plot_holds_every_mark_inside() -> None:
 def test_a_run_is_stopped_at_its_limit() -> None:
     rows = measure(Case(TINY, 0.1, 5), ["REF", "JIT"], 1, 1, 0.0)
     assert all(0 < row["stopped"] < 1 for row in rows.values())
+
+
+@pytest.mark.parametrize("arguments", [["--hours", "0"], ["--repeat", "0"], ["--stretch", "-1"], ["--only", "figure-9"], ["--modes", "REF,NONE"]], ids=" ".join)
+def test_arguments_without_sense_are_refused_before_anything_runs(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "must be more than 0" in (said := capsys.readouterr().err) or "there are" in said
