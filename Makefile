@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.synced
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help sync fmt check test demo up audit bench chaos broker clean
+.PHONY: help sync fmt check test demo up audit bench bench-jit chaos broker clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 sync: $(STAMP) ## create .venv and install the pinned dependencies and joinmesh itself (only when something changed)
 
@@ -42,6 +42,9 @@ audit: sync ## audit the mesh of MESH=mesh.yaml with Spark
 
 bench: sync ## throughput, CPU, latency and memory, beside a hand-written join
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+bench-jit: sync ## the experiments of the JIT paper with feedback off and on; tables and plots in docs/benchmarks (about half an hour; ARGS=--quick: a minute)
+	$(BIN)/python -m tests.benchmarks.jit $(ARGS)
 
 chaos: sync ## the long fault runs, each audited: kills, points of the step, broker, pauses, workers, lost volumes, full disks (about an hour)
 	$(BIN)/joinmesh chaos --seed 1 --events 300000 --rate 1400 --faults kill:50

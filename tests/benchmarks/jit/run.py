@@ -1,0 +1,194 @@
+"""One point in one mode: the real join nodes of the plan in one process, fed with blocks of a short stretch of event time.
+
+Counted as CPU: decoding every block, the nodes' steps, encoding every block they send. Not counted: making the events, ingest, Kafka, RocksDB. Messages are delivered at once
+and in order, feedback before rows, as the paper's scheduling demands.
+
+Invariant: every mode gives the same results; `Figures.digest` says so, whatever their order.
+"""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from schemas.block import decode_block, encode_block
+from schemas.rows import Rows
+from topology.hashing import hash_key
+from topology.node import JoinNode
+from topology.plan import Plan
+from topology.shapes import Shape, shapes_of
+from topology.window import part_id
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How the nodes are made: what `JoinNode` is given, and which sub-tuples may be spoken of."""
+
+    about: str
+    settings: Mapping[str, Any]
+    wanted: Callable[[Shape], bool] = lambda _: True
+
+
+PAPER_MODES = ("REF", "JIT", "DOE")
+MODES = {
+    "REF": Mode("feedback off", {"feedback": False}),
+    "JIT": Mode("feedback on", {"feedback": True}),
+    "DOE": Mode("feedback of the empty sub-tuple alone", {"feedback": True}, lambda shape: not shape.columns),
+    "TYPE1": Mode("feedback of sub-tuples that a row of one input shows alone", {"feedback": True}, lambda shape: any(shape.sides)),
+    # "AUTO": Mode("each node decides", {"feedback": "auto"}),  # once JoinNode takes it, this line is all that is needed
+}
+
+
+@dataclass
+class Figures:
+    """What one run of one point in one mode measured."""
+
+    cpu_s: float = 0.0
+    stopped: float = 0.0  # after which share of the work it was stopped; 0 if it ran to the end
+    events: int = 0
+    results: int = 0
+    composites: int = 0  # rows that joins other than the root sent
+    made: dict[str, int] = field(default_factory=dict)  # node -> rows it sent
+    digest: int = 0  # of the results' ids
+    state_rows: int = 0  # the largest at the end of a stretch, of all nodes together, as are the next five
+    state_bytes: int = 0
+    composite_rows: int = 0
+    composite_bytes: int = 0  # held on sides that are fed by a join
+    table_bytes: int = 0  # what is suspended, at both ends
+    index_bytes: int = 0  # what feedback derives from stored runs to look for sub-tuples
+    peak_bytes: int = 0  # state, tables and indexes at the worst moment
+    steps: int = 0
+    suspended: int = 0  # values
+    resumed: int = 0
+    pairs_avoided: int = 0
+    rows_diverted: int = 0
+    pairs_resumed: int = 0
+    messages: int = 0  # about demand
+    message_bytes: int = 0
+    block_bytes: int = 0  # everything between nodes and to the sink
+
+
+class Mesh:
+    """The nodes of a plan, one partition each."""
+
+    def __init__(self, plan: Plan, mode: Mode) -> None:
+        with only(mode.wanted):
+            self.nodes = {node.id: JoinNode(plan, node.id, 0, 1, **mode.settings) for node in plan.nodes}
+        self.plan, self.figures = plan, Figures()
+        self.offsets = dict.fromkeys(self.nodes, 0)
+        self.back: deque[tuple[str, bytes]] = deque()
+        self.on: deque[tuple[str, bytes]] = deque()
+        self.out: list[bytes] = []
+
+    def take(self, blocks: list[tuple[str, bytes]]) -> None:
+        """Work off a stretch: block by block, each until nothing is under way any more."""
+        for target, data in blocks:
+            self._step(target, data)
+            while self.back or self.on:
+                self._step(*(self.back or self.on).popleft())
+
+    def _step(self, target: str, data: bytes) -> None:
+        offset, figures = self.offsets[target], self.figures
+        self.offsets[target] += 1
+        for send in self.nodes[target].step(offset, decode_block(data)).sends:
+            sent = encode_block(send.block)
+            figures.block_bytes += len(sent)
+            if send.target == "out":
+                self.out.append(sent)
+                continue
+            (self.back if send.back else self.on).append((send.target, sent))
+            if send.back or send.block.header.kind in ("resume-done", "release"):
+                figures.messages += 1
+                figures.message_bytes += len(sent)
+
+    def measure(self) -> None:
+        """What is held now, if it is more than ever before."""
+        figures = self.figures
+        rows = size = c_rows = c_size = tables = indexes = 0
+        for node in self.nodes.values():
+            for side, state in zip(node.node.inputs, node.states, strict=True):
+                for segment in state.segments():
+                    rows, size = rows + segment.rows, size + segment.bytes
+                    if not side.is_source:
+                        c_rows, c_size = c_rows + segment.rows, c_size + segment.bytes
+                    if node.feedback is not None:
+                        indexes += _nbytes(state.store.get(segment.id).indexes)
+            tables += table_bytes(node)
+        figures.state_rows, figures.state_bytes = max(figures.state_rows, rows), max(figures.state_bytes, size)
+        figures.composite_rows, figures.composite_bytes = max(figures.composite_rows, c_rows), max(figures.composite_bytes, c_size)
+        figures.table_bytes, figures.index_bytes = max(figures.table_bytes, tables), max(figures.index_bytes, indexes)
+        figures.peak_bytes = max(figures.peak_bytes, size + tables + indexes)
+
+    def finish(self) -> Figures:
+        figures, root = self.figures, self.plan.root.id
+        figures.made = {id: node.memo.rows_out for id, node in self.nodes.items()}
+        figures.composites = sum(n for id, n in figures.made.items() if id != root)
+        figures.events = sum(node.memo.rows_in[i] for node in self.nodes.values() for i in (0, 1) if node.node.inputs[i].is_source)
+        figures.steps = sum(self.offsets.values())
+        ids = [part_id(alias) for alias in self.plan.query.aliases]
+        for block in map(decode_block, self.out):
+            if block.rows is not None:
+                figures.results += len(block.rows)
+                figures.digest = (figures.digest + _digest(block.rows, ids)) % 2**64
+        for node in self.nodes.values():
+            if node.feedback is not None:
+                memo = node.feedback.memo
+                figures.suspended += memo.values_suspended
+                figures.resumed += memo.values_resumed
+                figures.pairs_avoided += memo.pairs_avoided
+                figures.rows_diverted += memo.rows_diverted
+                figures.pairs_resumed += memo.pairs_resumed
+        return figures
+
+
+@contextlib.contextmanager
+def only(wanted: Callable[[Shape], bool]) -> Iterator[None]:
+    """While this lasts, nodes are made that may speak only of these sub-tuples. A node that feeds another keeps its place, if with none."""
+
+    def restricted(plan: Plan) -> Mapping[str, tuple[Shape, ...]]:
+        return {id: tuple(s for s in shapes if wanted(s)) for id, shapes in shapes_of(plan).items()}
+
+    with mock.patch("topology.feedback.shapes_of", restricted):
+        yield
+
+
+def run(plan: Plan, mode: str, work: list[list[tuple[str, bytes]]], limit_s: float = float("inf")) -> Figures:
+    """Measure a workload in a mode; not further than the first stretch that ends beyond the limit."""
+    mesh, spent, stopped = Mesh(plan, MODES[mode]), 0.0, 0.0
+    for k, blocks in enumerate(work, 1):
+        begin = time.process_time()
+        mesh.take(blocks)
+        spent += time.process_time() - begin
+        mesh.measure()
+        if spent > limit_s and k < len(work):
+            stopped = k / len(work)
+            break
+    figures = mesh.finish()
+    figures.stopped = round(stopped, 3)
+    figures.cpu_s = round(spent, 3)
+    return figures
+
+
+def table_bytes(node: JoinNode) -> int:
+    if node.feedback is None:
+        return 0
+    here = sum(t.entries.nbytes + t.intervals.nbytes for t in node.feedback.suspended.tables)
+    return here + sum(t.nbytes for demand in node.feedback.demands if demand is not None for t in demand.tables)
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(map(_nbytes, value.values()))
+    return sum(map(_nbytes, value)) if isinstance(value, tuple) else 0
+
+
+def _digest(rows: Rows, ids: list[str]) -> int:
+    """The same for the same set of results, whatever their order."""
+    return int(hash_key([rows[name] for name in ids]).sum(dtype=np.uint64))
