@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from topology.partition import Effects
 
 ARRIVED = "#n"  # at which moment (offset of the input topic) a stored row came
-COUNTED = 8  # of the blocks with rows that wait, one is looked at for how many pairs they would have made
 KEPT_WINDOWS = 4  # how long a value stays suspended behind its last row: most come again
 PARTITIONS_MOST = 64  # sets of partitions are words
 
@@ -119,14 +118,13 @@ class Feedback:
             return
         weighed = self.memo.weighed[side]
         weighed.heard(header.sender_partition, header.avoided, self.join.partitions)
-        if weighed.speaks:
-            weighed.paid(rows=len(run))
-        elif weighed.looks and may_speak(self.join, side):
+        weighed.paid(rows=len(run))
+        if weighed.takes(len(run)) and may_speak(self.join, side):
             useless, values = np.zeros(len(run), np.bool_), [np.empty(0, np.uint64)]
             for _, at, shown in [*self._without_partner(side, run), *self._not_wanted(side, run)]:
                 useless[at] = True
                 values.append(shown)
-            weighed.looked(int(useless.sum()), np.concatenate(values))
+            weighed.looked(len(run), int(useless.sum()), np.concatenate(values))
         if weighed.turn() and not weighed.speaks:
             self._resume_all(side, effects)
 
@@ -155,8 +153,7 @@ class Feedback:
         if not waits.any():
             return run
         self.memo.rows_diverted += int(waits.sum())
-        if self.join.memo.blocks_in % COUNTED == 0:
-            self.memo.pairs_avoided += COUNTED * self.join.candidates(side, run.take(np.flatnonzero(waits)))
+        self.memo.pairs_avoided += self.join.candidates(side, run.take(np.flatnonzero(waits)))
         return run.take(np.flatnonzero(~waits))
 
     def hidden(self, side: int, run: Run) -> Mask | None:
@@ -406,6 +403,8 @@ class Feedback:
         kept_from = self.suspended.kept_from
         # Nothing is suspended, or nothing of it can be resumed (a static table): then values serve as long as rows show them.
         horizon = min(self.hold, *self.join.memo.watermarks) if kept_from >= COMPLETE else min(self.hold, kept_from)
+        # However far the consumer's other side is, a value serves as long as rows come here that show it.
+        unseen = min(horizon, *self.join.memo.watermarks) - KEPT_WINDOWS * self.join.window
         gone: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
         for i, table in enumerate(self.suspended.tables):
             if not len(table.entries) and not len(table.intervals):
@@ -415,7 +414,7 @@ class Feedback:
                 if demand is not None and i in self._passed[side] and len(keep):
                     keep |= demand.is_told(self._passed[side][i], table.entries["hash"])
             before = len(table.entries) + len(table.intervals)
-            found = table.forget(horizon, horizon - KEPT_WINDOWS * self.join.window, keep)
+            found = table.forget(horizon, unseen, keep)
             if len(table.entries) + len(table.intervals) < before:
                 self.changed.add(f"s{i}")
             for p in bits_of(int(np.bitwise_or.reduce(found["votes"])) if len(found) else 0):

@@ -1,8 +1,9 @@
 """Whether feedback pays on one input of a node: what it saves and costs is counted, weighed and decided within the step.
 
 While a side *speaks*, its producer says with every block how many pairs it has left out so far, and the node counts what that took: blocks about demand,
-values, rows looked at. While it is *hushed*, every sixteenth block of rows is looked at as if it spoke: how many rows have no partner, and how many values not seen
-before they show. After some blocks the two sums decide. A side that was hushed waits longer each time before it may speak again.
+values, rows looked at. While it is *hushed*, now and then a block of rows is looked at as if it spoke: how many rows have no partner, and how many values not seen
+before they show. After some blocks the two sums decide. A side that began to speak is not judged before its word had time to be heard, and one that was hushed
+waits longer each time before it may speak again.
 
 Invariant: decisions follow from counts and constants, never from a clock, so a node that is rebuilt from its input takes the same ones at the same
 places. The constants are what the benchmarks measured; only their ratios matter.
@@ -17,71 +18,85 @@ from schemas.rows import U64
 from topology.suspended import among
 
 BLOCK_US, VALUE_US, ROW_US, LOOK_US = 1500, 10, 2, 0.1  # a block about demand, a value in it, a composite from making to purging, a row looked at
-SAMPLE = 16  # of the blocks of a hushed side, one is looked at
-PERIOD = 32  # blocks of rows between decisions
-PERIODS_LEAST = 4  # before a side that began to speak is judged: at first everything is news
+LOOK_BLOCKS, LOOK_ROWS = 16, 50_000  # a hushed side is looked at after so many blocks or rows
+PERIOD_BLOCKS, PERIOD_ROWS = 32, 100_000  # between decisions
+URGENT_US = 10_000  # a single look that shows so much to save decides at once
+PERIODS_LEAST = 4  # before a side that was heard is judged: at first everything is news
+PERIODS_UNHEARD = 64  # before one is judged that has said something and has had no effect at all
 PAUSE_MOST = 256  # periods
 VALUES_MOST = 1024  # remembered, of one in eight
-RESTLESS: dict[str, Any] = {"PERIOD": 2, "SAMPLE": 1, "PERIODS_LEAST": 1, "PAUSE_MOST": 2, "BLOCK_US": 1}  # for tests: changes its mind every few blocks
+RESTLESS: dict[str, Any] = {  # for tests: changes its mind every few blocks
+    "PERIOD_BLOCKS": 2, "LOOK_BLOCKS": 1, "PERIODS_LEAST": 1, "PERIODS_UNHEARD": 2, "PAUSE_MOST": 2, "BLOCK_US": 1, "URGENT_US": 1,
+}  # fmt: skip
 
 
 class Weighed(msgspec.Struct):
     """One side's sums, in microseconds of the machine; part of the node's memo."""
 
     speaks: bool = False
-    blocks: int = 0
+    blocks: int = 0  # since the last decision
+    rows: int = 0
+    unseen_blocks: int = LOOK_BLOCKS  # since the last look
+    unseen_rows: int = 0
     saved: float = 0.0
     spent: float = 0.0
     periods: int = 0  # since the last change
-    pause: int = 1  # periods that it stays hushed at least
+    heard_at: int = -1  # the period in which the producer first left something out
+    told: bool = False  # whether it has said anything since it began to speak
+    pause: int = 0  # periods that it stays hushed at least
     avoided: dict[int, int] = msgspec.field(default_factory=dict)  # producer partition -> pairs it had left out when last heard
     seen: bytes = b""  # hashes of values without a partner, sorted
     changes: int = 0
 
     def heard(self, partition: int, avoided: int, of: int) -> None:
         """A producer partition has left out so many pairs for all `of` partitions of ours."""
-        before = self.avoided.get(partition, avoided)
+        news = avoided - self.avoided.get(partition, avoided)
         self.avoided[partition] = avoided
-        if self.speaks:
-            self.saved += ROW_US * max(0, avoided - before) / of
+        if self.speaks and news > 0:
+            self.saved += ROW_US * news / of
+            if self.heard_at < 0:
+                self.heard_at = self.periods
 
     def paid(self, blocks: int = 0, values: int = 0, rows: int = 0) -> None:
         if self.speaks:
+            self.told |= values > 0
             self.spent += BLOCK_US * blocks + VALUE_US * values + LOOK_US * rows
 
-    @property
-    def looks(self) -> bool:
-        """Whether this block of a hushed side is looked at."""
-        return self.blocks % SAMPLE == 0
+    def takes(self, rows: int) -> bool:
+        """A block of so many rows has come; whether it is to be looked at although the side is hushed."""
+        self.blocks, self.rows = self.blocks + 1, self.rows + rows
+        self.unseen_blocks, self.unseen_rows = self.unseen_blocks + 1, self.unseen_rows + rows
+        return not self.speaks and (self.unseen_blocks >= LOOK_BLOCKS or self.unseen_rows >= LOOK_ROWS)
 
-    def looked(self, useless: int, values: U64) -> None:
-        """A block of a hushed side has so many rows without a use, which show these values."""
+    def looked(self, rows: int, useless: int, values: U64) -> None:
+        """Of the rows of a block so many have no use, and they show these values; it stands for all since the last look."""
         few = np.unique(values[values % np.uint64(8) == 0])
         known = np.frombuffer(self.seen, np.uint64)
         fresh = few[~among(few, known)]
         if len(fresh):
             together = np.sort(np.concatenate([known, fresh]))
             self.seen = (together if len(together) <= VALUES_MOST else fresh[:VALUES_MOST]).tobytes()
-        told = 8 * len(fresh)
-        self.saved += SAMPLE * ROW_US * max(0, useless - told)
-        self.spent += SAMPLE * (BLOCK_US * min(1, told) + VALUE_US * told)
+        told, share = 8 * len(fresh), self.unseen_rows / max(1, rows)
+        self.saved += share * ROW_US * max(0, useless - told)
+        self.spent += self.unseen_blocks * BLOCK_US * min(1, told) + share * VALUE_US * told
+        self.unseen_blocks = self.unseen_rows = 0
 
     def turn(self) -> bool:
         """At the end of a block of rows: whether the side changes now from speaking to hushed or back."""
-        self.blocks += 1
-        if self.blocks % PERIOD:
+        urgent = not self.speaks and self.saved > max(URGENT_US, 2 * self.spent)
+        if self.blocks < PERIOD_BLOCKS and self.rows < PERIOD_ROWS and not urgent:
             return False
+        self.blocks = self.rows = 0
         self.periods += 1
-        ready = self.periods >= (PERIODS_LEAST if self.speaks else self.pause)
-        worse = self.saved < self.spent if self.speaks else self.saved > 2 * self.spent and self.saved > 0
         if self.speaks:
+            since = PERIODS_UNHEARD if self.told and self.heard_at < 0 else max(0, self.heard_at) + PERIODS_LEAST
+            changes = self.periods >= since and self.saved < self.spent
             self.saved, self.spent = self.saved * 0.75, self.spent * 0.75
         else:
+            changes = self.periods >= self.pause and self.saved > 2 * self.spent
             self.saved = self.spent = 0.0
-        if not (ready and worse):
-            return False
-        if self.speaks:
-            self.pause = min(PAUSE_MOST, self.pause * 4)
-        self.speaks, self.periods, self.saved, self.spent, self.seen = not self.speaks, 0, 0.0, 0.0, b""
-        self.changes += 1
-        return True
+        if changes:
+            self.pause = min(PAUSE_MOST, self.pause * 4 or 1) if self.speaks else self.pause
+            self.speaks, self.told, self.periods, self.heard_at, self.saved, self.spent, self.seen = not self.speaks, False, 0, -1, 0.0, 0.0, b""
+            self.changes += 1
+        return changes

@@ -102,13 +102,13 @@ class Meter:
         return max(memory for _, _, memory in self.samples) / 1e6
 
 
-def wait_for_results(bootstrap: str, topic: str, expected: int, limit_s: float = 180) -> float:
+def wait_for_results(bootstrap: str, topic: str, expected: int, limit_s: float = 180, partitions: int = PARTITIONS) -> float:
     """Time at which the topic held its last record (transaction markers count as records, so at least `expected`)."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-ends"})
     last, since, begun = -1, time.time(), time.time()
     while time.time() - begun < limit_s:
         try:
-            total = sum(consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in range(PARTITIONS))
+            total = sum(consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in range(partitions))
         except KafkaException:  # the topic is not there yet
             time.sleep(0.2)
             continue
@@ -122,13 +122,13 @@ def wait_for_results(bootstrap: str, topic: str, expected: int, limit_s: float =
     raise SystemExit(f"only {last:,} of {expected:,} results after {limit_s:.0f} s")
 
 
-def committed(bootstrap: str, topic: str) -> int:
+def committed(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> int:
     consumer = Consumer({
         "bootstrap.servers": bootstrap, "group.id": "bench-count", "isolation.level": "read_committed", "enable.partition.eof": True,
     })  # fmt: skip
-    consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
     found = ended = 0
-    while ended < PARTITIONS:
+    while ended < partitions:
         for message in consumer.consume(20_000, 1.0):
             if message.error() is None:
                 found += 1

@@ -26,7 +26,7 @@ PARTITIONS = 4
 MESH = """
 mesh: {name}
 kafka: {{bootstrap: "{bootstrap}"}}
-partitions: 4
+partitions: {partitions}
 streams:
   a: {{topic: sparse-a, event_time: ts, lateness: 1s, fields: {{k: int64, m: int64, z: int64, ts: timestamp}}}}
   b: {{topic: sparse-b, event_time: ts, lateness: 1s, fields: {{k: int64, ts: timestamp}}}}
@@ -82,18 +82,18 @@ def _results(at: int, value: int, k: Any, m: Any, z: Any, window: int) -> int:
     return total
 
 
-def measure(bootstrap: str, home: Path, feedback: str, count: int, expected: int, window_s: int) -> dict[str, Any]:
+def measure(bootstrap: str, home: Path, feedback: str, count: int, expected: int, window_s: int, partitions: int) -> dict[str, Any]:
     file = home / f"{feedback}.yaml"
-    file.write_text(MESH.format(name=f"sparse{feedback}", bootstrap=bootstrap, window=window_s, feedback=feedback))
+    file.write_text(MESH.format(name=f"sparse{feedback}", bootstrap=bootstrap, window=window_s, feedback=feedback, partitions=partitions))
     with running(parse_mesh(file.read_text(), str(file)), file, home / feedback) as (processes, _):
         meter = Meter(processes)
         begin = first_event(bootstrap, f"sparse{feedback}")
-        end = wait_for_results(bootstrap, f"sparse{feedback}.four.results", expected, 900)
+        end = wait_for_results(bootstrap, f"sparse{feedback}.four.results", expected, 900, partitions)
         meter.stop()
         made = composites(parse_mesh(file.read_text(), str(file)))
     return {
         "events/s": round(count / (end - begin)), "seconds": round(end - begin, 1), "CPU s": round(meter.cpu(begin, end), 1), "peak memory MB": round(meter.peak_mb()),
-        "composites": made, "results": committed(bootstrap, f"sparse{feedback}.four.results"),
+        "composites": made, "results": committed(bootstrap, f"sparse{feedback}.four.results", partitions),
     }  # fmt: skip
 
 
@@ -113,14 +113,17 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=60_000, help="of each of the three full streams (default: %(default)s)")
     parser.add_argument("--window", type=int, default=20, help="seconds, of all streams (default: %(default)s)")
     parser.add_argument("--fan-out", type=int, default=10, help="partners of a row in the next stream (default: %(default)s)")
+    parser.add_argument("--partitions", type=int, default=1, help="of each join node (default: %(default)s)")
+    parser.add_argument("--modes", default="off,on,auto", help="of feedback, in this order (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="joinmesh-bench-") as folder, LocalBroker(Path(folder) / "broker", tied=True, progress=print) as broker:
         count, expected = load(broker.bootstrap, args.events, args.window * 1000, args.fan_out)
-        figures = {feedback: measure(broker.bootstrap, Path(folder), feedback, count, expected, args.window) for feedback in ("off", "on")}
+        figures = {feedback: measure(broker.bootstrap, Path(folder), feedback, count, expected, args.window, args.partitions) for feedback in args.modes.split(",")}
     for feedback, row in figures.items():
         print(f"feedback {feedback:4}" + "".join(f"{name} {value:,}  " for name, value in row.items()))
-    print(f"ratio of throughput: {figures['on']['events/s'] / figures['off']['events/s']:.2f}")
+    for feedback in set(figures) - {"off"} if "off" in figures else ():
+        print(f"throughput of {feedback} to off: {figures[feedback]['events/s'] / figures['off']['events/s']:.2f}")
     if any(row["results"] != expected for row in figures.values()):
         raise SystemExit(f"the truth is {expected:,} results")
     if args.json:
