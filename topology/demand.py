@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from schemas.rows import U64, Mask
 from topology.shapes import Shape
-from topology.suspended import among, bits_of
+from topology.suspended import among, bits_of, by_hash
 
 TOLD = np.dtype([("hash", "u8"), ("left", "u8"), ("told", "u8"), ("unsent", "u8"), ("why", "u1"), ("open", "i8")])
 NO_PARTNER, NOT_WANTED = 1, 2
@@ -63,7 +63,7 @@ class Demand:
         known = among(hashes, table["hash"])
         fresh = np.zeros(int((~known).sum()), TOLD)
         fresh["hash"], fresh["left"] = hashes[~known], entries["left"][~known]
-        table = np.sort(np.concatenate([table, fresh]), order="hash") if len(fresh) else table
+        table = by_hash(np.concatenate([table, fresh])) if len(fresh) else table
         at = np.searchsorted(table["hash"], hashes)
         closed = table["open"][at] == 0
         news = np.where(closed, to & ~table["told"][at], np.uint64(0))

@@ -14,17 +14,20 @@ from schemas.rows import I64, U64, Mask, Rows
 from topology.expression import Column
 from topology.shapes import Shape, shape_hash
 from topology.state import Run, WindowState
-from topology.subtuples import mask_of, present
+from topology.subtuples import mask_of, perhaps_present, present
 from topology.suspended import ShapeTable
 
 Found = tuple[int, I64, U64]  # number of the shape, rows, the hash each shows
 
 
-def without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState) -> Iterator[Found]:
-    """The minimal sub-tuples of these rows that nothing stored on the other side shows."""
+def without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState, bloom: bool = False) -> Iterator[Found]:
+    """The minimal sub-tuples of these rows that nothing stored on the other side shows.
+
+    `bloom`: the paper's cheap variant. Of single columns alone, by Bloom filters, which may miss some.
+    """
     found: list[tuple[set[Column], Mask]] = []
     for i, shape in enumerate(shapes):
-        if shape.opposite is None or (not shape.columns and any(True for _ in other.segments())):
+        if shape.opposite is None or (not shape.columns and any(True for _ in other.segments())) or (bloom and len(shape.columns) > 1):
             continue
         open_rows = np.ones(len(rows), np.bool_)  # those of which no smaller part is found already
         for columns, mask in found:
@@ -35,11 +38,29 @@ def without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState) -> 
             continue
         shown = shape_hash(rows.take(at) if at.size < len(rows) else rows, shape.names)
         if shape.columns:
-            missing = ~present(other, tuple(map(str, shape.opposite)), shown)
+            missing = ~(perhaps_present if bloom else present)(other, tuple(map(str, shape.opposite)), shown)
             at, shown = at[missing], shown[missing]
         if at.size:
             found.append((set(shape.columns), mask_of(len(rows), at)))
             yield i, at, shown
+
+
+def whole_without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState) -> Iterator[Found]:
+    """The rows whose whole key nothing on the other side shows: an estimate of what the lattice would find, from what is sorted anyway."""
+    for i, shape in enumerate(shapes):
+        if shape.opposite is not None and shape.authority:
+            shown = shape_hash(rows, shape.names)
+            at = np.flatnonzero(~present(other, tuple(map(str, shape.opposite)), shown))
+            if at.size:
+                yield i, at, shown[at]
+
+
+def together(length: int, found: Sequence[Found]) -> tuple[int, U64]:
+    """How many rows were found, and all the values they show."""
+    rows = np.zeros(length, np.bool_)
+    for _, at, _ in found:
+        rows[at] = True
+    return int(rows.sum()), np.concatenate([np.empty(0, np.uint64), *(shown for _, _, shown in found)])
 
 
 def not_wanted(tables: Sequence[tuple[ShapeTable, int]], run: Run) -> Iterator[Found]:

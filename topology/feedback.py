@@ -22,7 +22,7 @@ import numpy.typing as npt
 from schemas.block import NO_WATERMARK, Block, Header, Kind
 from schemas.rows import I64, U64, Mask, Rows
 from topology.demand import NO_PARTNER, NOT_WANTED, Demand, Ticket
-from topology.detection import not_wanted, without_partner
+from topology.detection import not_wanted, together, whole_without_partner, without_partner
 from topology.feedback_blocks import OF_CONSUMER, OF_PRODUCER, changed_tables
 from topology.policy import Weighed
 from topology.shapes import Shape, shape_hash, shapes_of
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from topology.partition import Effects
 
 ARRIVED = "#n"  # at which moment (offset of the input topic) a stored row came
+LOOK_ROWS = 2_000  # of a block that is looked at by a hushed side
 KEPT_WINDOWS = 4  # how long a value stays suspended behind its last row: most come again
 PARTITIONS_MOST = 64  # sets of partitions are words
 
@@ -93,6 +94,8 @@ class Feedback:
 
     def finish(self, effects: "Effects") -> None:
         """The end of a step, behind its rows: what is forgotten, how far we are, which resumes are done."""
+        if not self.changed and not self._done and not self._has_any:
+            return
         self._expire(effects)
         if self.join.memo.blocks_in % self.join.partitions == 0:
             self._speak(effects)
@@ -102,6 +105,11 @@ class Feedback:
         self._count(effects)
         effects.tables = changed_tables(self)
 
+    @property
+    def _has_any(self) -> bool:
+        """Whether anything is suspended, here or above, or was of late."""
+        return any(len(t.entries) or len(t.intervals) for t in self.suspended.tables) or any(d is not None and not d.is_empty for d in self.demands)
+
     def _count(self, effects: "Effects") -> None:
         """What this step said about demand: for reports, and for the policy of the side it is about."""
         for send in effects.sends:
@@ -110,21 +118,22 @@ class Feedback:
                 values = 0 if send.block.rows is None else len(send.block.rows)
                 self.memo.blocks_sent += 1
                 if send.back and self.memo.weighed is not None:
-                    self.memo.weighed[header.side].paid(blocks=1, values=values)
+                    self.memo.weighed[header.side].paid(values)
 
     def weigh(self, side: int, run: Run, header: Header, effects: "Effects") -> None:
         """With `auto`, at the end of a block of rows: does feedback on this side pay?"""
-        if self.memo.weighed is None or self.demands[side] is None:
+        demand = self.demands[side]
+        if self.memo.weighed is None or demand is None:
             return
         weighed = self.memo.weighed[side]
         weighed.heard(header.sender_partition, header.avoided, self.join.partitions)
-        weighed.paid(rows=len(run))
-        if weighed.takes(len(run)) and may_speak(self.join, side):
-            useless, values = np.zeros(len(run), np.bool_), [np.empty(0, np.uint64)]
-            for _, at, shown in [*self._without_partner(side, run), *self._not_wanted(side, run)]:
-                useless[at] = True
-                values.append(shown)
-            weighed.looked(len(run), int(useless.sum()), np.concatenate(values))
+        shapes = sum(shape.opposite is not None for shape in demand.shapes)
+        if weighed.takes(len(run), shapes) and may_speak(self.join, side):
+            few = run if len(run) <= LOOK_ROWS else run.take(np.arange(0, len(run), len(run) // LOOK_ROWS))
+            unwanted = list(self._not_wanted(side, few))
+            single = [*without_partner(demand.shapes, few.rows, self.join.states[1 - side], bloom=True), *unwanted]
+            whole = [*whole_without_partner(demand.shapes, few.rows, self.join.states[1 - side]), *unwanted]
+            weighed.looked(len(few), [together(len(few), found) for found in (single, whole)])
         if weighed.turn() and not weighed.speaks:
             self._resume_all(side, effects)
 
@@ -215,17 +224,18 @@ class Feedback:
         if self.demands[side] is None or not self._speaks(side) or not may_speak(self.join, side):
             return
         across = self.demands[1 - side]
-        for i, at, shown in self._without_partner(side, run):
+        bloom = self.memo.weighed is not None and not self.memo.weighed[side].lattice
+        for i, at, shown in self._without_partner(side, run, bloom):
             _, first = np.unique(shown, return_index=True)
             self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, across, None)
         for i, at, shown in self._not_wanted(side, run):
             _, first = np.unique(shown, return_index=True)
             self._suspend(side, i, run.rows.take(at[first]), NOT_WANTED, None, sender_partition)
 
-    def _without_partner(self, side: int, run: Run) -> Iterator[tuple[int, I64, U64]]:
+    def _without_partner(self, side: int, run: Run, bloom: bool) -> Iterator[tuple[int, I64, U64]]:
         demand = self.demands[side]
         assert demand is not None
-        return without_partner(demand.shapes, run.rows, self.join.states[1 - side])
+        return without_partner(demand.shapes, run.rows, self.join.states[1 - side], bloom)
 
     def _not_wanted(self, side: int, run: Run) -> Iterator[tuple[int, I64, U64]]:
         return not_wanted([(self.suspended.tables[i], mine) for i, mine in self._passed[side].items()], run)

@@ -129,7 +129,9 @@ class Partition:
         self.windows = tuple({a: windows[a] for a in side.aliases} for side in inputs)
         self.is_static = tuple(plan.query.is_static(side.aliases) for side in inputs)  # sides of tables alone: their rows never end
         self._recorders = tuple(_Recorder(s, i) for i, s in enumerate(stores or [MemoryStore() for _ in inputs]))
-        self.states = tuple(WindowState(w, r) for w, r in zip(self.windows, self._recorders, strict=True))
+        self.states = tuple(
+            WindowState(w, r, key=tuple(map(str, side.key))) for w, r, side in zip(self.windows, self._recorders, inputs, strict=True)
+        )
         self._admission = tuple(Admission(plan, side, partition, partitions) for side in inputs)
         self.window = min(windows.values())
         self.watermark_step = max(1, self.window // WATERMARKS_PER_WINDOW)

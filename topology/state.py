@@ -93,6 +93,7 @@ class WindowState:
     next_id: int = 0
     newest: int = -(2**62)  # the latest slice that rows came into
     slices: dict[int, list[Segment]] = field(default_factory=dict)
+    key: tuple[str, ...] = ()  # the columns whose hash runs are sorted by
 
     @property
     def slice_ms(self) -> int:

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from schemas.rows import I64, U64, Mask, Rows
 from topology.shapes import shape_hash
 from topology.state import Run, WindowState, merge_runs
-from topology.suspended import ENTRY, ShapeTable, among
+from topology.suspended import ENTRY, ShapeTable, among, by_hash, spread
 
 SHAPE, VALUE, LEFT, TICKET = "#s", "#h", "#l", "#t"
 _HIDDEN = ("hidden",)
+BITS_A_ROW = 16
 TYPES = {SHAPE: np.int64, VALUE: np.uint64, LEFT: np.uint64, TICKET: np.int64}
 
 
@@ -45,7 +46,7 @@ def unpack(rows: Rows) -> Iterator[tuple[int, npt.NDArray[Any]]]:
             mine = at == i
             entries = entries_of(rows[VALUE][mine])
             entries["left"] = rows[LEFT][mine]
-            yield i, np.sort(entries, order="hash")
+            yield i, by_hash(entries)
 
 
 def mask_of(length: int, at: I64) -> Mask:
@@ -68,7 +69,22 @@ def present(state: WindowState, names: tuple[str, ...], hashes: U64) -> Mask:
     """Which sub-tuples some stored row shows."""
     found = np.zeros(len(hashes), np.bool_)
     for segment in state.segments():
-        found |= among(hashes, indexed(state.store.get(segment.id), names)[0])
+        run = state.store.get(segment.id)
+        found |= among(hashes, run.hashes if names == state.key else indexed(run, names)[0])
+    return found
+
+
+def perhaps_present(state: WindowState, names: tuple[str, ...], hashes: U64) -> Mask:
+    """The same by Bloom filters, made once a run without sorting it: what is not found is surely not there."""
+    found = np.zeros(len(hashes), np.bool_)
+    for segment in state.segments():
+        run = state.store.get(segment.id)
+        bits: Mask | None = run.indexes.get(("bloom", *names))
+        if bits is None:
+            bits = np.zeros(1 << max(10, (len(run) * BITS_A_ROW).bit_length()), np.bool_)
+            bits[shape_hash(run.rows, names) % np.uint64(len(bits))] = True
+            run.indexes["bloom", *names] = bits
+        found |= bits[hashes % np.uint64(len(bits))]
     return found
 
 
@@ -111,7 +127,7 @@ def hidden_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> Mask | Non
         mask = np.zeros(len(run), np.bool_)
         for table in mine:
             shown, order = indexed(run, table.shape.names)
-            mask[order[table.covers(shown)]] = True
+            mask[order[spread(shown, table.active)]] = True
         known = run.indexes[_HIDDEN] = (tables, version, mask)
     found: Mask = known[2]
     return found

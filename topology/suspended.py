@@ -67,8 +67,7 @@ class ShapeTable:
         fresh = given[~known].copy()
         fresh["votes"], fresh["since"], fresh["last"], fresh["polled"] = bit, _NEVER, last, 0
         if len(fresh):
-            both = np.concatenate([self.entries, fresh])
-            self.entries = both[np.argsort(both["hash"], kind="stable")]  # sorting whole records takes many times as long
+            self.entries = by_hash(np.concatenate([self.entries, fresh]))
         agreed = self.shape.authority | (self.entries["votes"] == self.everyone)
         begins = agreed & (self.entries["since"] == _NEVER)
         self.entries["since"][begins] = now
@@ -95,7 +94,7 @@ class ShapeTable:
             closed = np.empty(len(ended), INTERVAL)
             closed["hash"], closed["start"], closed["end"] = ended["hash"], ended["since"], now
             closed["last"] = np.maximum(last, ended["last"])
-            self.intervals = np.sort(np.concatenate([self.intervals, closed]), order=("hash", "start"))
+            self.intervals = by_hash(np.concatenate([self.intervals, closed]))  # those of one value stay in order: the new one is the last
         self.entries["since"][ends] = _NEVER
         self.entries = self.entries[self.entries["votes"] != 0]
         self._index()
@@ -163,6 +162,21 @@ class Suspended:
                 moment = table.free_at(shown, moment)
             if (moment == before).all():
                 return moment >= now
+
+
+def spread(ordered: U64, few: U64) -> Mask:
+    """Which of sorted values stand in another sorted array; searches for the fewer."""
+    if len(few) * 4 > len(ordered):
+        return among(ordered, few)
+    steps = np.zeros(len(ordered) + 1, np.int32)
+    np.add.at(steps, np.searchsorted(ordered, few, "left"), 1)
+    np.subtract.at(steps, np.searchsorted(ordered, few, "right"), 1)
+    return np.cumsum(steps[:-1]) > 0
+
+
+def by_hash(table: Table) -> Table:
+    """Sorted by hash; rows of one hash stay in order. Sorting whole records takes many times as long."""
+    return table[np.argsort(table["hash"], kind="stable")]
 
 
 def among(values: npt.NDArray[Any], ordered: npt.NDArray[Any]) -> Mask:

@@ -18,6 +18,7 @@ import numpy as np
 
 from schemas.block import decode_block, encode_block
 from schemas.rows import Rows
+from topology.feedback_blocks import OF_PRODUCER
 from topology.hashing import hash_key
 from topology.node import JoinNode
 from topology.plan import Plan
@@ -34,13 +35,13 @@ class Mode:
     wanted: Callable[[Shape], bool] = lambda _: True
 
 
-PAPER_MODES = ("REF", "JIT", "DOE")
+PAPER_MODES = ("REF", "JIT", "DOE", "AUTO")
 MODES = {
     "REF": Mode("feedback off", {"feedback": False}),
     "JIT": Mode("feedback on", {"feedback": True}),
     "DOE": Mode("feedback of the empty sub-tuple alone", {"feedback": True}, lambda shape: not shape.columns),
     "TYPE1": Mode("feedback of sub-tuples that a row of one input shows alone", {"feedback": True}, lambda shape: any(shape.sides)),
-    # "AUTO": Mode("each node decides", {"feedback": "auto"}),  # once JoinNode takes it, this line is all that is needed
+    "AUTO": Mode("each input decides for itself", {"feedback": "auto"}),
 }
 
 
@@ -102,7 +103,7 @@ class Mesh:
                 self.out.append(sent)
                 continue
             (self.back if send.back else self.on).append((send.target, sent))
-            if send.back or send.block.header.kind in ("resume-done", "release"):
+            if send.back or send.block.header.kind in OF_PRODUCER:
                 figures.messages += 1
                 figures.message_bytes += len(sent)
 
