@@ -57,6 +57,8 @@ chaos: sync ## the long fault runs, each audited: kills, points of the step, bro
 	$(BIN)/joinmesh chaos --seed 5 --events 100000 --rate 400 --faults pause:10
 	$(BIN)/joinmesh chaos --seed 6 --events 60000 --rate 400 --faults workers:5,wipe:3
 	$(BIN)/joinmesh chaos --seed 7 --events 60000 --rate 600 --faults disk-full:3
+	$(BIN)/joinmesh chaos --seed 8 --events 60000 --rate 600 --faults kill:20,wipe:3,broker-kill:1 --feedback on
+	$(BIN)/joinmesh chaos --seed 9 --events 60000 --rate 600 --faults kill:20,workers:2,pause:2 --feedback auto
 
 broker: sync ## a Kafka broker on localhost:9092 (stop it: .venv/bin/joinmesh broker down)
 	$(BIN)/joinmesh broker up $(ARGS)

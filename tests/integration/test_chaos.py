@@ -1,5 +1,6 @@
 """The short form of `make chaos`: kills, a broker crash, a lost volume and a takeover under load, proven by the audit at the end."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,3 +21,11 @@ def test_death_at_points_of_the_step_changes_nothing(tmp_path: Path, run: Callab
     assert "seed 4: PASSED" in done.stdout
     for point in points.split(","):
         assert point.partition(":")[0] in done.stdout, "the failpoint was never passed"
+
+
+def test_faults_while_joins_give_feedback(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("chaos", "--events", 24_000, "--rate", 600, "--seed", 8, "--faults", "kill:5,wipe:1", "--feedback", "on",
+               "--folder", tmp_path / "chaos", timeout=600)  # fmt: skip
+    print(done.stdout)
+    assert re.search(r"feedback: .*[1-9][\d,]* values suspended", done.stdout)
+    assert "PASSED" in done.stdout
