@@ -93,7 +93,7 @@ def instances(reports: dict[str, Report], service: str) -> dict[str, Report]:
 class IdleWatch:
     """Decides from reports that everything produced so far has gone through the whole mesh.
 
-    Idle = every service that reads data has reported since this run began, says lag 0, and no counter of any of them has moved for
+    Idle = every service that reads data has reported since this run began, is ready, says lag 0, and no counter of any of them has moved for
     `quiet_s`, counted between reports, so that a service that hangs without reporting never looks idle.
     """
 
@@ -122,7 +122,7 @@ class IdleWatch:
             mine = {k: r for k, r in instances(reports, service).items() if float(r.get("at_ms", 0)) >= self.began_ms}
             waiting = waiting or not mine
             for key, report in sorted(mine.items()):
-                waiting = waiting or report.get("lag") != 0
+                waiting = waiting or report.get("lag") != 0 or report.get("ready") is False  # without partitions yet, nothing lags
                 oldest_ms = min(oldest_ms, float(report["at_ms"]))
                 counters.append((key, report.get("events_in"), report.get("rows_in"), report.get("rows_out"), report.get("lag")))
         if tuple(counters) != self._seen or waiting:

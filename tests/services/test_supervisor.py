@@ -186,3 +186,12 @@ def test_idle_is_lag_zero_and_counters_at_rest_in_every_service() -> None:
     assert not watch.idle(reports(10_000, **{"ingest": 0, "q.j1": 0}))
     assert not watch.idle({**reports(11_500, ingest=0), **reports(10_000, **{"q.j1": 0})})  # one has not reported since
     assert watch.idle(reports(11_500, **{"ingest": 0, "q.j1": 0}))
+
+
+def test_a_service_that_has_no_partitions_yet_is_not_idle() -> None:
+    """On a busy machine an assignment may take longer than the quiet time; before it nothing lags."""
+    watch = IdleWatch(["ingest"], 2.0, now_ms=lambda: 1_000.0)
+    for at in range(2_000, 9_000, 1_000):
+        assert not watch.idle({"ingest-0": {"at_ms": at, "lag": 0, "events_in": 0, "ready": False}})
+    assert not watch.idle({"ingest-0": {"at_ms": 9_000, "lag": 0, "events_in": 0, "ready": True}})
+    assert watch.idle({"ingest-0": {"at_ms": 11_500, "lag": 0, "events_in": 0, "ready": True}})
