@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from topology.node import JoinNode
     from topology.partition import Effects
 
-ARRIVED = "#n"  # at which moment (offset of the input topic) a stored row came
+ARRIVED = "#:came"  # at which moment (offset of the input topic) a stored row came
 LOOK_ROWS = 2_000  # of a block that is looked at by a hushed side
 KEPT_WINDOWS = 4  # how long a value stays suspended behind its last row: most come again
 PARTITIONS_MOST = 64  # sets of partitions are words

@@ -6,7 +6,7 @@ earlier nodes. A node of two inputs is a binary join, one of more an M-Join; acr
 columns meets: its key, by which rows find their partition (no cross products).
 
 Rows on an edge carry, per part (alias): `#alias` the part's id (partition << 48 | offset, int64) and `@alias` its
-event time; `alias.name` for each column still needed further down; and `#h`, the hash of the receiver's key.
+event time; `alias.name` for each column still needed further down; and `#:key`, the hash of the receiver's key.
 """
 
 import re

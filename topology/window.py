@@ -23,7 +23,7 @@ def part_time(alias: str) -> str:
     return "@" + alias
 
 
-HASH = "#h"
+HASH = "#:key"  # no alias has a colon
 OFFSET_BITS = 48
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 ALWAYS_MS = 0  # the time of a table's rows: before any event

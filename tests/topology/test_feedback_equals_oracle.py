@@ -103,3 +103,21 @@ def test_feedback_really_happened(capsys: pytest.CaptureFixture[str]) -> None:
     if done["seeds"] == SEEDS:
         rare = {what: done[what] for what, least in AT_LEAST.items() if done[what] < least}
         assert not rare, "too rare to prove anything"
+
+
+@pytest.mark.parametrize("feedback", [False, True, "auto"])
+def test_no_alias_is_taken_for_a_column_of_our_own(feedback: bool | str) -> None:
+    """`FROM … AS h`: the key's hash, the moment of arrival and the like must not share a name with a part's id."""
+    rng, names = random.Random(7), list("hnst")
+    streams = {name: Stream(name, name, FIELDS, "ts") for name in names}
+    sources = ", ".join(f"{name} [RANGE 250 MS]" for name in names)
+    query = parse_query("q", f"SELECT h.ts AS t FROM {sources} WHERE h.k = n.k AND n.m = s.m AND s.k = t.k", streams)
+    driver = TopologyDriver(build_plan(query, ((("h", "n"), "s"), "t")), streams, source_partitions=1, feedback=feedback)
+    events = []
+    for i in range(200):
+        stream = rng.choice(names)
+        row = {"k": rng.randrange(4), "m": rng.randrange(4), "s": "", "ts": 1_000 + 3 * i}
+        events.append(Event(stream, 0, driver.produce(stream, 0, row), row))
+        driver.run(rng.randrange)
+    assert len(driver.results) > 100
+    assert {key: (value, at) for key, value, at in driver.results} == truth(query, streams, events)
