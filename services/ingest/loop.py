@@ -176,8 +176,9 @@ class Ingest:
                 router.revoke(place.partition)
 
     def _fetch(self, wait_s: float) -> None:
+        messages = self.consumer.consume(FETCH, wait_s)  # an assignment may happen within: what it brings belongs to the first of these already
         backlogs = {**self.backlogs, **self.tables} if self.tables else self.backlogs
-        for message in self.consumer.consume(FETCH, wait_s):
+        for message in messages:
             error = message.error()
             if error is None:
                 backlog = backlogs.get((message.topic(), message.partition()))
