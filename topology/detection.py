@@ -27,7 +27,7 @@ def without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState, blo
     """
     found: list[tuple[set[Column], Mask]] = []
     for i, shape in enumerate(shapes):
-        if shape.opposite is None or (not shape.columns and any(True for _ in other.segments())) or (bloom and len(shape.columns) > 1):
+        if shape.opposite is None or (bloom and len(shape.columns) > 1):
             continue
         open_rows = np.ones(len(rows), np.bool_)  # those of which no smaller part is found already
         for columns, mask in found:
@@ -37,12 +37,18 @@ def without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState, blo
         if not at.size:
             continue
         shown = shape_hash(rows.take(at) if at.size < len(rows) else rows, shape.names)
-        if shape.columns:
-            missing = ~(perhaps_present if bloom else present)(other, tuple(map(str, shape.opposite)), shown)
-            at, shown = at[missing], shown[missing]
+        gone = missing(shape, shown, other, bloom)
+        at, shown = at[gone], shown[gone]
         if at.size:
             found.append((set(shape.columns), mask_of(len(rows), at)))
             yield i, at, shown
+
+
+def missing(shape: Shape, hashes: U64, other: WindowState, bloom: bool = False) -> Mask:
+    """Which sub-tuples of a shape nothing on the other side shows. The empty one is missing while that side holds nothing."""
+    if not shape.columns:
+        return np.full(len(hashes), not any(True for _ in other.segments()))
+    return ~(perhaps_present if bloom else present)(other, shape.opposite_names, hashes)
 
 
 def whole_without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState) -> Iterator[Found]:
@@ -50,7 +56,7 @@ def whole_without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowStat
     for i, shape in enumerate(shapes):
         if shape.opposite is not None and shape.authority:
             shown = shape_hash(rows, shape.names)
-            at = np.flatnonzero(~present(other, tuple(map(str, shape.opposite)), shown))
+            at = np.flatnonzero(missing(shape, shown, other))
             if at.size:
                 yield i, at, shown[at]
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from schemas.block import NO_WATERMARK, Block, Header, Kind
 from schemas.rows import I64, U64, Mask, Rows
 from topology.demand import NO_PARTNER, NOT_WANTED, Demand, Ticket
-from topology.detection import not_wanted, together, whole_without_partner, without_partner
+from topology.detection import missing, not_wanted, together, whole_without_partner, without_partner
 from topology.feedback_blocks import OF_CONSUMER, OF_PRODUCER, changed_tables
 from topology.policy import Weighed
 from topology.shapes import Shape, shape_hash, shapes_of
@@ -33,7 +33,6 @@ from topology.subtuples import (
     entries_of,
     hidden_rows,
     pack,
-    present,
     rows_with,
     unpack,
     waiting_rows,
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from topology.partition import Effects
 
 ARRIVED = "#:came"  # at which moment (offset of the input topic) a stored row came
-LOOK_ROWS = 2_000  # of a block that is looked at by a hushed side
+SAMPLE_ROWS = 2_000  # of a block that is looked at by a hushed side
 KEPT_WINDOWS = 4  # how long a value stays suspended behind its last row: most come again
 PARTITIONS_MOST = 64  # sets of partitions are words
 
@@ -65,6 +64,14 @@ class FeedbackMemo(msgspec.Struct):
     blocks_sent: int = 0  # about demand, to producers and to the consumer
     bytes_sent: int = 0  # of these; counted by the host, which encodes them
     weighed: list[Weighed] | None = None  # per side, with `auto`
+
+    def counts(self, here: int, above: int = 0, speaking: int = 0) -> dict[str, int]:
+        """For reports: what is suspended now, and what was done since the beginning."""
+        return {
+            "suspended_here": here, "suspended_above": above, "rows_diverted": self.rows_diverted, "pairs_avoided": self.pairs_avoided,
+            "pairs_resumed": self.pairs_resumed, "values_suspended": self.values_suspended, "values_resumed": self.values_resumed,
+            "blocks_sent": self.blocks_sent, "bytes_sent": self.bytes_sent, "sides_speaking": speaking,
+        }  # fmt: skip
 
 
 class Feedback:
@@ -129,7 +136,7 @@ class Feedback:
         weighed.heard(header.sender_partition, header.avoided, self.join.partitions)
         shapes = sum(shape.opposite is not None for shape in demand.shapes)
         if weighed.takes(len(run), shapes) and may_speak(self.join, side):
-            few = run if len(run) <= LOOK_ROWS else run.take(np.arange(0, len(run), len(run) // LOOK_ROWS))
+            few = run if len(run) <= SAMPLE_ROWS else run.take(np.arange(0, len(run), len(run) // SAMPLE_ROWS))
             unwanted = list(self._not_wanted(side, few))
             single = [*without_partner(demand.shapes, few.rows, self.join.states[1 - side], bloom=True), *unwanted]
             whole = [*whole_without_partner(demand.shapes, few.rows, self.join.states[1 - side]), *unwanted]
@@ -193,7 +200,7 @@ class Feedback:
         asked = []
         for i, shape in enumerate(demand.shapes):
             if shape.opposite is not None and len(demand.tables[i]):
-                shown = np.unique(shape_hash(run.rows, tuple(map(str, shape.opposite))))
+                shown = np.unique(shape_hash(run.rows, shape.opposite_names))
                 asked.append((i, shown))
         # What our consumer asked for may need these too: it is answered when they have come.
         pending = list(dict.fromkeys(a for tickets in self.memo.tickets for t in tickets for a in t.answers))
@@ -221,21 +228,16 @@ class Feedback:
 
     def detect(self, side: int, run: Run, sender_partition: int) -> None:
         """Suspend the minimal sub-tuples of these rows that have no partner (Identify_MNS), and again what waits here anyway."""
-        if self.demands[side] is None or not self._speaks(side) or not may_speak(self.join, side):
+        demand, across = self.demands[side], self.demands[1 - side]
+        if demand is None or not self._speaks(side) or not may_speak(self.join, side):
             return
-        across = self.demands[1 - side]
         bloom = self.memo.weighed is not None and not self.memo.weighed[side].lattice
-        for i, at, shown in self._without_partner(side, run, bloom):
+        for i, at, shown in without_partner(demand.shapes, run.rows, self.join.states[1 - side], bloom):
             _, first = np.unique(shown, return_index=True)
             self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, across, None)
         for i, at, shown in self._not_wanted(side, run):
             _, first = np.unique(shown, return_index=True)
             self._suspend(side, i, run.rows.take(at[first]), NOT_WANTED, None, sender_partition)
-
-    def _without_partner(self, side: int, run: Run, bloom: bool) -> Iterator[tuple[int, I64, U64]]:
-        demand = self.demands[side]
-        assert demand is not None
-        return without_partner(demand.shapes, run.rows, self.join.states[1 - side], bloom)
 
     def _not_wanted(self, side: int, run: Run) -> Iterator[tuple[int, I64, U64]]:
         return not_wanted([(self.suspended.tables[i], mine) for i, mine in self._passed[side].items()], run)
@@ -310,8 +312,8 @@ class Feedback:
         assert block.rows is not None
         for i, entries in unpack(block.rows):
             shape = demand.shapes[i]
-            if shape.opposite is not None and may_speak(self.join, side) and (shape.columns or not any(True for _ in other.segments())):
-                found = ~present(other, tuple(map(str, shape.opposite)), entries["hash"])
+            if shape.opposite is not None and may_speak(self.join, side):
+                found = missing(shape, entries["hash"], other)
                 self._say(side, i, entries[found], NO_PARTNER, across, voter)
             for own, passed in self._passed[side].items():
                 if passed == i:
@@ -437,15 +439,11 @@ class Feedback:
         effects.sends.append(self.join.send_back(side, partition, kind, self._reached(side), rows))
 
     def counts(self) -> dict[str, int]:
-        """For reports: what is suspended here now, and what was done since the beginning."""
-        memo = self.memo
-        return {
-            "suspended_here": sum(len(t.active) for t in self.suspended.tables),
-            "suspended_above": sum(int((t["told"] != 0).sum()) for d in self.demands if d is not None for t in d.tables),
-            "rows_diverted": memo.rows_diverted, "pairs_avoided": memo.pairs_avoided, "pairs_resumed": memo.pairs_resumed,
-            "values_suspended": memo.values_suspended, "values_resumed": memo.values_resumed, "blocks_sent": memo.blocks_sent, "bytes_sent": memo.bytes_sent,
-            "sides_speaking": sum(d is not None and self._speaks(side) for side, d in enumerate(self.demands)),
-        }  # fmt: skip
+        return self.memo.counts(
+            here=sum(len(t.active) for t in self.suspended.tables),
+            above=sum(int((t["told"] != 0).sum()) for d in self.demands if d is not None for t in d.tables),
+            speaking=sum(d is not None and self._speaks(side) for side, d in enumerate(self.demands)),
+        )
 
 
 def is_feedback(header: Header, consumer: str) -> bool:

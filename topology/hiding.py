@@ -53,8 +53,7 @@ class Hiding:
         for pair in self.pairs:
             for table in pair.tables if pair.other == side else ():
                 if len(table.active):
-                    assert table.shape.opposite is not None
-                    names = tuple(map(str, table.shape.opposite))
+                    names = table.shape.opposite_names
                     if names not in shown:
                         shown[names] = np.unique(shape_hash(run.rows, names))
                     wanted = shown[names][table.covers(shown[names])]
@@ -98,12 +97,7 @@ class Hiding:
 
     def counts(self) -> dict[str, int]:
         """For reports, under the names of feedback between nodes."""
-        memo = self.memo
-        return {
-            "suspended_here": sum(len(t.active) for t in self._all), "suspended_above": 0,
-            "rows_diverted": memo.rows_diverted, "pairs_avoided": memo.pairs_avoided, "pairs_resumed": 0,
-            "values_suspended": memo.values_suspended, "values_resumed": memo.values_resumed, "blocks_sent": 0, "bytes_sent": 0, "sides_speaking": 0,
-        }  # fmt: skip
+        return self.memo.counts(here=sum(len(t.active) for t in self._all))
 
     def stored(self) -> dict[str, bytes]:
         """The tables that changed, to be written with the step."""

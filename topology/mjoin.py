@@ -7,7 +7,8 @@ Invariant: a result is made by whichever of its rows is processed last, so exact
 never stored; the state is one window of each input.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -18,53 +19,24 @@ from topology.feedback import FeedbackMemo
 from topology.half_join import HalfJoin, composites, half_join
 from topology.hiding import Hiding
 from topology.node import JoinNode
-from topology.partition import Effects, Memo, Partition
+from topology.partition import Effects, Partition
 from topology.plan import Plan
 from topology.routing import PathsMemo, Router
-from topology.state import Run, SegmentStore
+from topology.state import Run
 
 COMPOSITES_A_ROW = 16  # that hiding is worth its tables, as measured
 
 
-def open_node(
-    plan: Plan,
-    node: str,
-    partition: int,
-    partitions: int,
-    *,
-    epoch: int = 1,
-    incarnation: int = 1,
-    stores: Sequence[SegmentStore] | None = None,
-    memo: Memo | None = None,
-    feedback: bool | str = False,
-    routing: Routing = "fixed",
-) -> "JoinNode | MultiJoin":
-    """A partition of a node, of the kind that the plan says."""
-    if plan.node(node).is_flat:
-        return MultiJoin(
-            plan, node, partition, partitions, epoch=epoch, incarnation=incarnation, stores=stores, memo=memo, feedback=feedback, routing=routing
-        )
-    return JoinNode(plan, node, partition, partitions, epoch=epoch, incarnation=incarnation, stores=stores, memo=memo, feedback=feedback)
+def open_node(plan: Plan, node: str, partition: int, partitions: int, **settings: Any) -> "JoinNode | MultiJoin":
+    """A partition of a node, of the kind that the plan says; the settings are those of every `Partition`."""
+    kind = MultiJoin if plan.node(node).is_flat else JoinNode
+    return kind(plan, node, partition, partitions, **settings)
 
 
 class MultiJoin(Partition):
     """One partition of a join of three or more inputs."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        node: str,
-        partition: int,
-        partitions: int,
-        *,
-        epoch: int = 1,
-        incarnation: int = 1,
-        stores: Sequence[SegmentStore] | None = None,
-        memo: Memo | None = None,
-        feedback: bool | str = False,
-        routing: Routing = "fixed",
-    ) -> None:
-        super().__init__(plan, node, partition, partitions, epoch=epoch, incarnation=incarnation, stores=stores, memo=memo)
+    def _prepare(self, feedback: bool | str, routing: Routing) -> None:
         self.paths = self.memo.paths = self.memo.paths or PathsMemo()
         self.router = Router(routing, self.paths)
         self._half_joins: dict[tuple[tuple[int, ...], int], HalfJoin] = {}

@@ -5,43 +5,28 @@ Per step: probe the other side's state with the new rows, insert them into their
 Invariant: a pair is made by whichever of its rows is processed later, so exactly once; with feedback, at the first moment nobody has it suspended.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from schemas.block import Block, Header, Kind
+from schemas.mesh import Routing
 from schemas.rows import I64, Rows
 from topology.feedback import ARRIVED, PARTITIONS_MOST, Feedback, FeedbackMemo, is_feedback
 from topology.feedback_blocks import check_feedback, restore_tables
 from topology.frames import Conditions
 from topology.hashing import equal_keys
-from topology.partition import Effects, Memo, Partition, Send
-from topology.plan import Plan
-from topology.state import Run, SegmentStore, count_matches, matches
+from topology.partition import Effects, Partition, Send
+from topology.state import Run, count_matches, matches
 from topology.window import validity
 
 
 class JoinNode(Partition):
     """One partition of a join of two inputs."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        node: str,
-        partition: int,
-        partitions: int,
-        *,
-        epoch: int = 1,
-        incarnation: int = 1,
-        stores: Sequence[SegmentStore] | None = None,
-        memo: Memo | None = None,
-        feedback: bool | str = False,
-    ) -> None:
-        super().__init__(plan, node, partition, partitions, epoch=epoch, incarnation=incarnation, stores=stores, memo=memo)
+    def _prepare(self, feedback: bool | str, routing: Routing) -> None:  # noqa: ARG002
         self._all_windows = {**self.windows[0], **self.windows[1]}
         self._residual = Conditions(self.node.residuals)
         self.feedback: Feedback | None = None
-        if feedback and partitions <= PARTITIONS_MOST and len(plan.nodes) > 1:
+        if feedback and self.partitions <= PARTITIONS_MOST and len(self.plan.nodes) > 1:
             self.memo.feedback = self.memo.feedback or FeedbackMemo()
             self.feedback = Feedback(self, self.memo.feedback, auto=feedback == "auto")
 

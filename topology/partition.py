@@ -21,6 +21,7 @@ import numpy as np
 
 from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header, Kind
 from schemas.errors import BlockError, StateError
+from schemas.mesh import Routing
 from schemas.rows import Rows
 from topology.admission import Admission
 from topology.feedback import FeedbackMemo
@@ -117,6 +118,8 @@ class Partition:
         incarnation: int = 1,
         stores: Sequence[SegmentStore] | None = None,
         memo: Memo | None = None,
+        feedback: bool | str = False,
+        routing: Routing = "fixed",
     ) -> None:
         self.plan, self.node = plan, plan.node(node)
         self.partition, self.partitions, self.incarnation = partition, partitions, incarnation
@@ -140,6 +143,11 @@ class Partition:
         self._target: Input | None = None
         if self.node.target != "out":
             self._target = plan.node(self.node.target).inputs[self.node.target_side]
+        self._prepare(feedback, routing)
+
+    def _prepare(self, feedback: bool | str, routing: Routing) -> None:
+        """What one kind of join has beside this; the last part of making it."""
+        raise NotImplementedError
 
     def restore(self, segments: Sequence[list[Segment]], tables: dict[str, bytes] | None = None) -> None:
         for state, found in zip(self.states, segments, strict=True):

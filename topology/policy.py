@@ -97,8 +97,8 @@ class Weighed(msgspec.Struct):
         what the whole lattice would find."""
         self.blocks, self.rows = self.blocks + 1, self.rows + rows
         self.unseen_blocks, self.unseen_rows = self.unseen_blocks + 1, self.unseen_rows + rows
-        whole = (DETECT_US + LOOK_US * rows) * shapes
         single = DETECT_US + LOOK_US * rows
+        whole = single * shapes
         if self.speaks:
             self.spent += whole if self.lattice else single
         self.looks[0].spent += single

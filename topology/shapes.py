@@ -34,6 +34,10 @@ class Shape:
     def names(self) -> tuple[str, ...]:
         return tuple(map(str, self.columns))
 
+    @property
+    def opposite_names(self) -> tuple[str, ...]:
+        return tuple(map(str, self.opposite or ()))
+
     def __str__(self) -> str:
         return ", ".join(self.names) or "everything"
 

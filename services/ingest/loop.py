@@ -177,18 +177,18 @@ class Ingest:
 
     def _fetch(self, wait_s: float) -> None:
         messages = self.consumer.consume(FETCH, wait_s)  # an assignment may happen within: what it brings belongs to the first of these already
-        backlogs = {**self.backlogs, **self.tables} if self.tables else self.backlogs
+        backlogs = {**self.backlogs, **self.tables}
         for message in messages:
-            error = message.error()
-            if error is None:
-                backlog = backlogs.get((message.topic(), message.partition()))
-                if backlog is not None:
-                    backlog.offsets.append(message.offset())
-                    backlog.values.append(message.value())
-                    if self.tables and message.value() is None:
-                        backlog.keys[message.offset()] = message.key()
-            else:
-                self._fetch_error(message, error)
+            error, place = message.error(), (message.topic(), message.partition())
+            backlog = backlogs.get(place)
+            if error is not None:
+                self._fetch_error(message, error, backlog)
+            elif backlog is not None:
+                value = message.value()
+                backlog.offsets.append(message.offset())
+                backlog.values.append(value)
+                if value is None and place in self.tables:
+                    backlog.keys[message.offset()] = message.key()
         for (topic, partition), backlog in backlogs.items():
             if backlog.offsets:
                 backlog.fetched = max(backlog.fetched, backlog.offsets[-1] + 1)
@@ -199,10 +199,8 @@ class Ingest:
                 backlog.paused = False
                 self.consumer.resume([TopicPartition(topic, partition)])
 
-    def _fetch_error(self, message: Message, error: KafkaError) -> None:
+    def _fetch_error(self, message: Message, error: KafkaError, backlog: Backlog | None) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            place = (message.topic(), message.partition())
-            backlog = {**self.backlogs, **self.tables}.get(place)  # type: ignore[arg-type]
             if backlog is not None:
                 # Offsets before it that held no event are passed too: markers of the producers' transactions.
                 backlog.end = message.offset()

@@ -62,7 +62,7 @@ def draw_case(rng: Random) -> Case:
     sources = ", ".join(f"{s} AS a{i}" if s == table else f"{s} [RANGE {w} MS] AS a{i}" for i, (s, w) in enumerate(zip(names, windows, strict=True)))
     text = f"SELECT {rng.choice(SELECT)} FROM {sources} WHERE {' AND '.join(where)}"
     query = parse_query("q", text, streams)
-    tree = _random_tree(query, rng)
+    tree = binary_tree(query, rng)
     own = Random(text)  # so that a seed without an M-Join asks for what it always did
     if n > 2 and own.random() < 0.6:
         tree = random_tree(query, own)
@@ -140,7 +140,7 @@ def _draw_records(
     return records, events, dead
 
 
-def _random_tree(query: Query, rng: Random) -> Tree:
+def binary_tree(query: Query, rng: Random) -> Tree:
     """Any tree without cross products: join two connected pieces until one is left."""
     pieces: list[tuple[Tree, set[str]]] = [(alias, {alias}) for alias in query.aliases]
     while len(pieces) > 1:
@@ -148,7 +148,7 @@ def _random_tree(query: Query, rng: Random) -> Tree:
             (i, j) for i in range(len(pieces)) for j in range(len(pieces)) if i != j
             and any({c.alias for c in g} & pieces[i][1] and {c.alias for c in g} & pieces[j][1] for g in query.equal)
         ]  # fmt: skip
-        i, j = rng.choice(pairs)
+        i, j = pairs[rng.randrange(len(pairs))]
         joined: tuple[Tree, set[str]] = ((pieces[i][0], pieces[j][0]), pieces[i][1] | pieces[j][1])
         pieces = [p for k, p in enumerate(pieces) if k not in (i, j)] + [joined]
     return pieces[0][0]

@@ -11,7 +11,9 @@ from unittest import mock
 import pytest
 
 from schemas.mesh import FieldType, Stream
-from tests.topology.test_mesh_equals_oracle import edges_of, random_tree
+from services.simulation.case import binary_tree
+from tests.drawn import check_often, check_results, say, work
+from tests.topology.test_mesh_equals_oracle import edges_of
 from topology import policy
 from topology.cql import parse_query
 from topology.oracle import Event, truth
@@ -49,20 +51,10 @@ def run_case(seed: int) -> Counter[str]:
     names = [f"r{i}" for i in range(n)]
     streams = {name: Stream(name, name, FIELDS, "ts", lateness_ms=rng.choice([0, 5, 30])) for name in names}
     query = parse_query("q", draw_text(rng, n), streams)
-    plan = build_plan(query, random_tree(query, rng))
+    plan = build_plan(query, binary_tree(query, rng))
     source_partitions, most, patience, burst = rng.choice([1, 2]), rng.choice([1, 3, 20]), rng.choice([0, 0.05, 0.3]), rng.choice([1, 5, 30])
     driver = TopologyDriver(plan, streams, partitions=rng.choice([1, 2, 3]), source_partitions=source_partitions, feedback="auto" if seed % 4 == 3 else True)
     values, sparse = rng.choice([2, 3, 4, 6]), {name: rng.choice([0.6, 0.9]) for name in rng.sample(names, rng.choice([1, 1, 2]))}
-
-    def run(to_the_end: bool) -> None:
-        while ready := driver.ready():
-            inner = [actor for actor in ready if actor[0] != "ingest"]
-            if inner and choice.random() > patience:
-                ready = inner
-            driver.advance(ready[choice.randrange(len(ready))], 1 + choice.randrange(most))
-            if not to_the_end and choice.random() < 0.02:
-                return
-
     time, events = 1_000, []
     for i in range(rng.choice([20, 40]) * n):
         time += rng.choice([0, 1, 1, 2, 6])
@@ -73,14 +65,10 @@ def run_case(seed: int) -> Counter[str]:
         partition = rng.randrange(source_partitions)
         events.append(Event(stream, partition, driver.produce(stream, partition, row), row))
         if i % burst == 0:
-            run(to_the_end=False)
-    run(to_the_end=True)
-    found = {key: (value, at) for key, value, at in driver.results}
+            work(driver, choice, patience, most, to_the_end=False)
+    work(driver, choice, patience, most, to_the_end=True)
     where = f"seed {seed}: {query.name} {plan.tree}"
-    wanted = truth(query, streams, events)
-    assert len(found) == len(driver.results), f"{where}: a result came twice"
-    assert found == wanted, f"{where}: {len(wanted.keys() - found.keys())} of {len(wanted)} are missing, {len(found.keys() - wanted.keys())} are too many"
-    counts: Counter[str] = Counter(results=len(found))
+    counts: Counter[str] = Counter(results=check_results(driver, truth(query, streams, events), where))
     for node in driver.nodes.values():
         memo = node.memo.feedback
         assert memo is not None
@@ -98,11 +86,8 @@ def test_results_are_the_oracles(first: int) -> None:
 
 
 def test_feedback_really_happened(capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        print("\n  feedback: " + ", ".join(f"{what} {count:,}" for what, count in sorted(done.items())))
-    if done["seeds"] == SEEDS:
-        rare = {what: done[what] for what, least in AT_LEAST.items() if done[what] < least}
-        assert not rare, "too rare to prove anything"
+    say(capsys, "feedback", done)
+    check_often(done, SEEDS, AT_LEAST)
 
 
 @pytest.mark.parametrize("feedback", [False, True, "auto"])

@@ -10,10 +10,10 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
 from schemas.mesh import FieldType, Stream
+from services.simulation.case import binary_tree
 from topology.cql import parse_query
 from topology.oracle import Event, truth
-from topology.plan import Tree, build_plan
-from topology.query import Query
+from topology.plan import build_plan
 from topology.testing import TopologyDriver
 
 FIELDS = {
@@ -97,26 +97,12 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def random_tree(query: Query, pick: Any) -> Tree:
-    """Any tree without cross products: join two connected pieces until one is left."""
-    pieces: list[tuple[Tree, set[str]]] = [(alias, {alias}) for alias in query.aliases]
-    while len(pieces) > 1:
-        pairs = [
-            (i, j) for i in range(len(pieces)) for j in range(len(pieces)) if i != j
-            and any({c.alias for c in g} & pieces[i][1] and {c.alias for c in g} & pieces[j][1] for g in query.equal)
-        ]  # fmt: skip
-        i, j = pairs[pick.randrange(len(pairs))]
-        joined: tuple[Tree, set[str]] = ((pieces[i][0], pieces[j][0]), pieces[i][1] | pieces[j][1])
-        pieces = [p for k, p in enumerate(pieces) if k not in (i, j)] + [joined]
-    return pieces[0][0]
-
-
 @settings(max_examples=600, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
 @given(cases(), st.randoms(use_true_random=False))
 def test_results_are_the_oracles(case: Case, choice: Any) -> None:
     streams = {n: Stream(n, n, FIELDS, "ts", lateness_ms=late) for n, late in case.lateness.items()}
     query = parse_query("q", case.text, streams)
-    plan = build_plan(query, random_tree(query, case.tree))
+    plan = build_plan(query, binary_tree(query, case.tree))
     driver = TopologyDriver(plan, streams, partitions=case.partitions, source_partitions=case.source_partitions)
     events = [Event(s, p, driver.produce(s, p, values), values) for s, p, values in case.events]
     driver.run(lambda n: choice.randrange(n), most=case.most)

@@ -11,6 +11,7 @@ import pytest
 
 from schemas.mesh import FieldType, Routing, Stream
 from services.simulation.case import random_tree
+from tests.drawn import check_results, say, work
 from topology.cql import parse_query
 from topology.mjoin import MultiJoin
 from topology.oracle import Event, truth
@@ -69,28 +70,15 @@ def case(seed: int) -> Counter[str]:
             if i % burst == 0:
                 work(driver, choice, patience, most, to_the_end=False)
         work(driver, choice, patience, most, to_the_end=True)
-        found = {key: (value, at) for key, value, at in driver.results}
         wanted = wanted if wanted is not None else truth(query, streams, events)
         where = f"seed {seed}: {tree_text(plan.tree)}, {routing}, feedback {feedback}"
-        assert len(found) == len(driver.results), f"{where}: a result came twice"
-        assert found == wanted, f"{where}: {len(wanted.keys() - found.keys())} of {len(wanted)} are missing, {len(found.keys() - wanted.keys())} are too many"
-        counts["results"] += len(found)
+        counts["results"] += check_results(driver, wanted, where)
         for node in driver.nodes.values():
             if isinstance(node, MultiJoin):
                 counts[f"composites {routing}{' with feedback' if feedback else ''}"] += node.paths.composites
                 if node.feedback is not None:
                     counts.update({name: getattr(node.feedback.memo, name) for name in ("values_suspended", "values_resumed", "rows_diverted", "pairs_avoided")})
     return counts
-
-
-def work(driver: TopologyDriver, choice: random.Random, patience: float, most: int, to_the_end: bool) -> None:
-    while ready := driver.ready():
-        inner = [actor for actor in ready if actor[0] != "ingest"]
-        if inner and choice.random() > patience:
-            ready = inner
-        driver.advance(ready[choice.randrange(len(ready))], 1 + choice.randrange(most))
-        if not to_the_end and choice.random() < 0.02:
-            return
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
@@ -101,8 +89,7 @@ def test_results_are_the_oracles(first: int) -> None:
 
 
 def test_it_happened_often_and_feedback_saves(capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        print("\n  M-Joins: " + ", ".join(f"{what} {count:,}" for what, count in sorted(done.items())))
+    say(capsys, "M-Joins", done)
     if done["seeds"] == SEEDS:
         assert done["flat_inputs"] > 2 * SEEDS
         assert done["mixed"] > SEEDS / 8

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from schemas.mesh import FieldType, Stream
-from tests.topology.test_mesh_equals_oracle import edges_of, random_tree
+from services.simulation.case import binary_tree
+from tests.drawn import check_often, check_results, say
+from tests.topology.test_mesh_equals_oracle import edges_of
 from topology.cql import parse_query
 from topology.oracle import Event, truth
 from topology.plan import build_plan
@@ -70,7 +72,7 @@ def case(seed: int) -> Counter[str]:
         for name in names
     }  # fmt: skip
     query = parse_query("q", draw_text(rng, names, tables), streams)
-    plan = build_plan(query, random_tree(query, rng))
+    plan = build_plan(query, binary_tree(query, rng))
     source_partitions, most, patience, burst = rng.choice([1, 2]), rng.choice([1, 3, 20]), rng.choice([0, 0.05, 0.3]), rng.choice([1, 5, 30])
     cuts = {name: {p: rng.choice([0, 3, 10, 20]) for p in range(source_partitions)} for name in sorted(tables)}
     feedback, values = rng.random() < 0.7, rng.choice([2, 3, 4, 6])
@@ -111,12 +113,9 @@ def case(seed: int) -> Counter[str]:
         if i % burst == 0:
             run(to_the_end=False)
     run(to_the_end=True)
-    found = {key: (value, at) for key, value, at in driver.results}
-    where, wanted = f"seed {seed}: {query.text} {plan.tree}", truth(query, streams, events, cuts)
-    assert len(found) == len(driver.results), f"{where}: a result came twice"
-    assert found == wanted, f"{where}: {len(wanted.keys() - found.keys())} of {len(wanted)} are missing, {len(found.keys() - wanted.keys())} are too many"
+    where = f"seed {seed}: {query.text} {plan.tree}"
+    counts["results"] = check_results(driver, truth(query, streams, events, cuts), where)
     assert len(driver.broken) == counts["broken"]
-    counts["results"] = len(found)
     before = [e for e in events if e.stream in tables and e.offset < cuts[e.stream][e.partition]]
     counts["replaced or deleted"] = len(before) - sum(len({(e.partition, e.values[str(streams[t].table)]) for e in before if e.stream == t}) for t in tables)
     counts["behind the cut"] = sum(e.stream in tables for e in events) - len(before)
@@ -137,8 +136,5 @@ def test_results_are_the_oracles(first: int) -> None:
 
 
 def test_tables_really_did_something(capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        print("\n  tables: " + ", ".join(f"{what} {count:,}" for what, count in sorted(done.items())))
-    if done["seeds"] == SEEDS:
-        rare = {what: done[what] for what, least in AT_LEAST.items() if done[what] < least}
-        assert not rare, "too rare to prove anything"
+    say(capsys, "tables", done)
+    check_often(done, SEEDS, AT_LEAST)

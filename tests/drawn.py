@@ -1,0 +1,44 @@
+"""What tests over many drawn cases share: how a mesh is worked, that its results are the truth, and that what was to be shown happened often enough.
+
+Invariant: draws come from the caller's `choice` alone, so a seed replays.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+
+from topology.testing import TopologyDriver
+
+
+def work(driver: TopologyDriver, choice: Random, patience: float, most: int, to_the_end: bool) -> None:
+    """Let actors run in a drawn order, mostly those behind ingest; to the end, or for a while."""
+    while ready := driver.ready():
+        inner = [actor for actor in ready if actor[0] != "ingest"]
+        if inner and choice.random() > patience:
+            ready = inner
+        driver.advance(ready[choice.randrange(len(ready))], 1 + choice.randrange(most))
+        if not to_the_end and choice.random() < 0.02:
+            return
+
+
+def check_results(driver: TopologyDriver, wanted: Mapping[str, Any], where: str) -> int:
+    """The results are those wanted, each once; how many there are."""
+    found = {key: (value, at) for key, value, at in driver.results}
+    assert len(found) == len(driver.results), f"{where}: a result came twice"
+    assert found == wanted, f"{where}: {len(wanted.keys() - found.keys())} of {len(wanted)} are missing, {len(found.keys() - wanted.keys())} are too many"
+    return len(found)
+
+
+def say(capsys: pytest.CaptureFixture[str], title: str, done: Counter[str]) -> None:
+    with capsys.disabled():
+        print(f"\n  {title}: " + ", ".join(f"{what} {count:,}" for what, count in sorted(done.items())))
+
+
+def check_often(done: Counter[str], seeds: int, at_least: Mapping[str, int]) -> None:
+    """Unless only a part of the seeds was asked for."""
+    if done["seeds"] == seeds:
+        rare = {what: done[what] for what, least in at_least.items() if done[what] < least}
+        assert not rare, "too rare to prove anything"
