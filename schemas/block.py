@@ -48,7 +48,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     side: int  # 0 left, 1 right
     watermark: int
     positions: tuple[Position, ...] = ()
-    avoided: int = 0  # pairs the sender has left out so far because of feedback, about; its consumer weighs them against what feedback costs
+    avoided: int = 0  # pairs the sender has left out so far because of feedback and not made since, about; its consumer weighs them against what feedback costs
 
 
 class Block(msgspec.Struct, frozen=True):

@@ -20,14 +20,14 @@ from topology.suspended import ShapeTable
 Found = tuple[int, I64, U64]  # number of the shape, rows, the hash each shows
 
 
-def without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState, bloom: bool = False) -> Iterator[Found]:
-    """The minimal sub-tuples of these rows that nothing stored on the other side shows.
+def without_partner(shapes: Sequence[tuple[int, Shape]], rows: Rows, states: Sequence[WindowState], bloom: bool = False) -> Iterator[Found]:
+    """The minimal sub-tuples of these rows that nothing stored in the input they must meet shows; of these numbered shapes, small ones first.
 
     `bloom`: the paper's cheap variant. Of single columns alone, by Bloom filters, which may miss some.
     """
     found: list[tuple[set[Column], Mask]] = []
-    for i, shape in enumerate(shapes):
-        if shape.opposite is None or (bloom and len(shape.columns) > 1):
+    for i, shape in shapes:
+        if bloom and len(shape.columns) > 1:
             continue
         open_rows = np.ones(len(rows), np.bool_)  # those of which no smaller part is found already
         for columns, mask in found:
@@ -37,7 +37,8 @@ def without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState, blo
         if not at.size:
             continue
         shown = shape_hash(rows.take(at) if at.size < len(rows) else rows, shape.names)
-        gone = missing(shape, shown, other, bloom)
+        values, which = np.unique(shown, return_inverse=True)
+        gone = missing(shape, values, states[shape.other], bloom)[which]
         at, shown = at[gone], shown[gone]
         if at.size:
             found.append((set(shape.columns), mask_of(len(rows), at)))
@@ -51,12 +52,12 @@ def missing(shape: Shape, hashes: U64, other: WindowState, bloom: bool = False) 
     return ~(perhaps_present if bloom else present)(other, shape.opposite_names, hashes)
 
 
-def whole_without_partner(shapes: Sequence[Shape], rows: Rows, other: WindowState) -> Iterator[Found]:
-    """The rows whose whole key nothing on the other side shows: an estimate of what the lattice would find, from what is sorted anyway."""
-    for i, shape in enumerate(shapes):
-        if shape.opposite is not None and shape.authority:
+def whole_without_partner(shapes: Sequence[tuple[int, Shape]], rows: Rows, states: Sequence[WindowState]) -> Iterator[Found]:
+    """The rows whose whole key nothing on another side shows: an estimate of what the lattice would find, from what is sorted anyway."""
+    for i, shape in shapes:
+        if shape.authority:
             shown = shape_hash(rows, shape.names)
-            at = np.flatnonzero(missing(shape, shown, other))
+            at = np.flatnonzero(missing(shape, shown, states[shape.other]))
             if at.size:
                 yield i, at, shown[at]
 

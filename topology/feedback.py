@@ -15,7 +15,6 @@ has come (`hold`); a producer keeps what it may owe until its consumer's other s
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -24,10 +23,12 @@ from schemas.rows import I64, U64, Mask, Rows
 from topology.demand import NO_PARTNER, NOT_WANTED, Demand, Ticket
 from topology.detection import missing, not_wanted, together, whole_without_partner, without_partner
 from topology.feedback_blocks import OF_CONSUMER, OF_PRODUCER, changed_tables
+from topology.feedback_memo import FeedbackMemo
+from topology.hashing import sample
 from topology.policy import Weighed
 from topology.shapes import Shape, shape_hash, shapes_of
 from topology.state import Run
-from topology.static import latest_end, may_speak
+from topology.static import is_loading, latest_end
 from topology.subtuples import (
     TICKET,
     entries_of,
@@ -37,12 +38,11 @@ from topology.subtuples import (
     unpack,
     waiting_rows,
 )
-from topology.suspended import Suspended, among, bits_of
+from topology.suspended import Suspended, among, bits_of, never_free
 from topology.window import COMPLETE
 
 if TYPE_CHECKING:
-    from topology.node import JoinNode
-    from topology.partition import Effects
+    from topology.partition import Effects, Partition
 
 ARRIVED = "#:came"  # at which moment (offset of the input topic) a stored row came
 SAMPLE_ROWS = 2_000  # of a block that is looked at by a hushed side
@@ -50,35 +50,14 @@ KEPT_WINDOWS = 4  # how long a value stays suspended behind its last row: most c
 PARTITIONS_MOST = 64  # sets of partitions are words
 
 
-class FeedbackMemo(msgspec.Struct):
-    """What is remembered beside the tables."""
-
-    reached: dict[int, int] = msgspec.field(default_factory=dict)  # consumer partition -> watermark of its other side
-    tickets: list[list[Ticket]] = msgspec.field(default_factory=lambda: [[], []])
-    told: list[int] = msgspec.field(default_factory=lambda: [NO_WATERMARK, NO_WATERMARK])  # watermark each producer was told
-    pairs_avoided: int = 0
-    rows_diverted: int = 0
-    values_suspended: int = 0
-    values_resumed: int = 0
-    pairs_resumed: int = 0
-    blocks_sent: int = 0  # about demand, to producers and to the consumer
-    bytes_sent: int = 0  # of these; counted by the host, which encodes them
-    weighed: list[Weighed] | None = None  # per side, with `auto`
-
-    def counts(self, here: int, above: int = 0, speaking: int = 0) -> dict[str, int]:
-        """For reports: what is suspended now, and what was done since the beginning."""
-        return {
-            "suspended_here": here, "suspended_above": above, "rows_diverted": self.rows_diverted, "pairs_avoided": self.pairs_avoided,
-            "pairs_resumed": self.pairs_resumed, "values_suspended": self.values_suspended, "values_resumed": self.values_resumed,
-            "blocks_sent": self.blocks_sent, "bytes_sent": self.bytes_sent, "sides_speaking": speaking,
-        }  # fmt: skip
-
-
 class Feedback:
-    def __init__(self, join: "JoinNode", memo: FeedbackMemo, auto: bool = False) -> None:
+    def __init__(self, join: "Partition", memo: FeedbackMemo, auto: bool = False) -> None:
         self.join, self.memo = join, memo
+        more = len(join.node.inputs) - len(memo.tickets)
+        memo.tickets += [[] for _ in range(more)]
+        memo.told += [NO_WATERMARK] * more
         if auto and memo.weighed is None:
-            memo.weighed = [Weighed(), Weighed()]
+            memo.weighed = [Weighed() for _ in join.node.inputs]
         shapes = shapes_of(join.plan)
         self.suspended = Suspended.of(shapes.get(join.node.id, ()), join.partitions, memo.reached)
         self.demands: list[Demand | None] = [
@@ -93,6 +72,15 @@ class Feedback:
             }
             for side, demand in enumerate(self.demands)
         ]  # fmt: skip
+        # Shapes of which both sides speak: (side, shape) -> the same on the other side.
+        self._mirrored = {
+            (side, i): (shape.other, k)
+            for side, demand in enumerate(self.demands) for i, shape in enumerate(demand.shapes if demand is not None else ())
+            for k, twin in enumerate(self._shapes(shape.other)) if twin.columns == shape.opposite and twin.opposite == shape.columns
+        }  # fmt: skip
+        self._empty_shapes = [
+            (side, i, s.other) for side in range(len(self.demands)) for i, s in enumerate(self._shapes(side)) if not s.columns and s.opposite is not None
+        ]
         self.consumer = join.node.target if join.node.target != "out" else None
         self.changed: set[str] = set()
         self._done: list[tuple[int, int]] = []  # (consumer partition, its ticket) to be answered behind the rows of this step
@@ -101,6 +89,7 @@ class Feedback:
 
     def finish(self, effects: "Effects") -> None:
         """The end of a step, behind its rows: what is forgotten, how far we are, which resumes are done."""
+        self._detect_empty()
         if not self.changed and not self._done and not self._has_any:
             return
         self._expire(effects)
@@ -125,7 +114,7 @@ class Feedback:
                 values = 0 if send.block.rows is None else len(send.block.rows)
                 self.memo.blocks_sent += 1
                 if send.back and self.memo.weighed is not None:
-                    self.memo.weighed[header.side].paid(values)
+                    self.memo.weighed[header.side].paid(header.kind, values)
 
     def weigh(self, side: int, run: Run, header: Header, effects: "Effects") -> None:
         """With `auto`, at the end of a block of rows: does feedback on this side pay?"""
@@ -135,19 +124,20 @@ class Feedback:
         weighed = self.memo.weighed[side]
         weighed.heard(header.sender_partition, header.avoided, self.join.partitions)
         shapes = sum(shape.opposite is not None for shape in demand.shapes)
-        if weighed.takes(len(run), shapes) and may_speak(self.join, side):
-            few = run if len(run) <= SAMPLE_ROWS else run.take(np.arange(0, len(run), len(run) // SAMPLE_ROWS))
-            unwanted = list(self._not_wanted(side, few))
-            single = [*without_partner(demand.shapes, few.rows, self.join.states[1 - side], bloom=True), *unwanted]
-            whole = [*whole_without_partner(demand.shapes, few.rows, self.join.states[1 - side]), *unwanted]
-            weighed.looked(len(few), [together(len(few), found) for found in (single, whole)])
+        if weighed.takes(len(run), shapes):
+            few = run if len(run) <= SAMPLE_ROWS else run.take(sample(len(run), SAMPLE_ROWS))
+            unwanted, own = list(self._not_wanted(side, few)), self._own(side)
+            single = [*without_partner(own, few.rows, self.join.states, bloom=True), *unwanted]
+            whole = [*whole_without_partner(own, few.rows, self.join.states), *unwanted]
+            weighed.looked(len(few), shapes, [together(len(few), found) for found in (single, whole)])
         if weighed.turn() and not weighed.speaks:
             self._resume_all(side, effects)
 
     def _resume_all(self, side: int, effects: "Effects") -> None:
+        """All but the empty sub-tuple, which costs nothing while it lasts."""
         demand = self.demands[side]
         assert demand is not None
-        asked = [(i, table["hash"].copy()) for i, table in enumerate(demand.tables)]
+        asked = [(i, table["hash"].copy()) for i, table in enumerate(demand.tables) if demand.shapes[i].columns]
         self._ask(side, asked, NO_PARTNER | NOT_WANTED, [], self.suspended.kept_from, effects)
 
     def _speaks(self, side: int) -> bool:
@@ -172,15 +162,15 @@ class Feedback:
         self.memo.pairs_avoided += self.join.candidates(side, run.take(np.flatnonzero(waits)))
         return run.take(np.flatnonzero(~waits))
 
-    def hidden(self, side: int, run: Run) -> Mask | None:
-        """Which stored rows wait, so that no pair of theirs need be built; None if none does."""
-        return hidden_rows(self.suspended.tables, side, run)
+    def hidden(self, side: int, run: Run, at: I64) -> Mask | None:
+        """Which of the rows at these places of a stored run wait, so that no pair of theirs need be built; None if none does."""
+        return hidden_rows(self.suspended.tables, side, run, at)
 
     def allowed(self, pairs: Rows, ends: I64) -> Mask:
-        """Which pairs nobody has suspended."""
+        """Which pairs nobody has suspended, of rows that do not wait: what is left are sub-tuples that only both rows show together (type II)."""
         keep = np.ones(len(pairs), np.bool_)
         for i, table in enumerate(self.suspended.tables):
-            if len(table.active):
+            if len(table.active) and not any(table.shape.sides):
                 shown = shape_hash(pairs, table.shape.names)
                 covered = table.covers(shown)
                 if covered.any():
@@ -194,17 +184,17 @@ class Feedback:
 
     def arrive(self, side: int, run: Run, effects: "Effects") -> None:
         """Ask again for what these rows are the first partners of."""
-        demand = self.demands[1 - side]
-        if demand is None or demand.is_empty:
-            return
-        asked = []
-        for i, shape in enumerate(demand.shapes):
-            if shape.opposite is not None and len(demand.tables[i]):
-                shown = np.unique(shape_hash(run.rows, shape.opposite_names))
-                asked.append((i, shown))
-        # What our consumer asked for may need these too: it is answered when they have come.
-        pending = list(dict.fromkeys(a for tickets in self.memo.tickets for t in tickets for a in t.answers))
-        self._ask(1 - side, asked, NO_PARTNER, pending, self.suspended.kept_from, effects)
+        for other, demand in enumerate(self.demands):
+            if demand is None or other == side or demand.is_empty:
+                continue
+            asked = []
+            for i, shape in enumerate(demand.shapes):
+                if shape.other == side and len(demand.tables[i]):
+                    shown = np.unique(shape_hash(run.rows, shape.opposite_names))
+                    asked.append((i, shown))
+            # What our consumer asked for may need these too: it is answered when they have come.
+            pending = list(dict.fromkeys(a for tickets in self.memo.tickets for t in tickets for a in t.answers))
+            self._ask(other, asked, NO_PARTNER, pending, self.suspended.kept_from, effects)
 
     def _ask(
         self, side: int, asked: list[tuple[int, U64]], why: int, answers: list[tuple[int, int]], kept_from: int, effects: "Effects"
@@ -228,21 +218,41 @@ class Feedback:
 
     def detect(self, side: int, run: Run, sender_partition: int) -> None:
         """Suspend the minimal sub-tuples of these rows that have no partner (Identify_MNS), and again what waits here anyway."""
-        demand, across = self.demands[side], self.demands[1 - side]
-        if demand is None or not self._speaks(side) or not may_speak(self.join, side):
+        if self.demands[side] is None or not self._speaks(side):
             return
         bloom = self.memo.weighed is not None and not self.memo.weighed[side].lattice
-        for i, at, shown in without_partner(demand.shapes, run.rows, self.join.states[1 - side], bloom):
+        for i, at, shown in without_partner(self._own(side), run.rows, self.join.states, bloom):
             _, first = np.unique(shown, return_index=True)
-            self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, across, None)
+            self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, None)
         for i, at, shown in self._not_wanted(side, run):
             _, first = np.unique(shown, return_index=True)
-            self._suspend(side, i, run.rows.take(at[first]), NOT_WANTED, None, sender_partition)
+            self._suspend(side, i, run.rows.take(at[first]), NOT_WANTED, sender_partition)
+
+    def _shapes(self, side: int) -> tuple[Shape, ...]:
+        demand = self.demands[side] if side >= 0 else None
+        return () if demand is None else demand.shapes
+
+    def _own(self, side: int) -> list[tuple[int, Shape]]:
+        """The shapes of a side that may be suspended for want of a partner now: not of one in a table that is still loading."""
+        return [(i, s) for i, s in enumerate(self._shapes(side)) if s.opposite is not None and not is_loading(self.join, s.other)]
+
+    def _detect_empty(self) -> None:
+        """While the other side holds nothing, nothing is wanted, whether or not rows come: those before our producer need not be made either.
+
+        It is said at most once in a window; with `auto`, at most so often that it can cost no more than a small share of the work.
+        """
+        for side, i, other in self._empty_shapes:
+            demand = self.demands[side]
+            assert demand is not None
+            if len(demand.tables[i]) or any(True for _ in self.join.states[other].segments()) or is_loading(self.join, other):
+                continue
+            if self.memo.weighed is None or self.memo.weighed[side].may_say_empty(self.join.memo.blocks_in, self.join.partitions):
+                self._say(side, i, entries_of(np.zeros(1, np.uint64)), NO_PARTNER, None)
 
     def _not_wanted(self, side: int, run: Run) -> Iterator[tuple[int, I64, U64]]:
         return not_wanted([(self.suspended.tables[i], mine) for i, mine in self._passed[side].items()], run)
 
-    def _suspend(self, side: int, i: int, rows: Rows, why: int, across: Demand | None, only: int | None) -> None:
+    def _suspend(self, side: int, i: int, rows: Rows, why: int, only: int | None) -> None:
         """Tell the producer not to make these sub-tuples: one row of each, in order of their hashes."""
         demand = self.demands[side]
         assert demand is not None
@@ -250,15 +260,18 @@ class Feedback:
         entries = entries_of(shape_hash(rows, shape.names))
         if not any(shape.sides):
             producer = self.join.plan.node(self.join.node.inputs[side].name)
-            entries["left"] = shape_hash(rows, tuple(str(c) for c in shape.columns if c.alias in producer.left.aliases))
-        self._say(side, i, entries, why, across, only)
+            entries["left"] = shape_hash(rows, shape.lead(producer.inputs)[1])
+        self._say(side, i, entries, why, only)
 
-    def _say(self, side: int, i: int, entries: npt.NDArray[Any], why: int, across: Demand | None, only: int | None) -> None:
+    def _say(self, side: int, i: int, entries: npt.NDArray[Any], why: int, only: int | None) -> None:
         """Note what the producer must not make; `_speak` sends it."""
         demand = self.demands[side]
         assert demand is not None
-        if across is not None and i < len(across.shapes):
-            entries = entries[~across.is_open(i, entries["hash"])]  # rows of the other side are on their way: wait and see
+        if why == NO_PARTNER and (side, i) in self._mirrored:
+            other, twin = self._mirrored[side, i]
+            across = self.demands[other]
+            assert across is not None
+            entries = entries[~across.is_open(twin, entries["hash"])]  # rows of the other side are on their way: wait and see
         if not len(entries):
             return
         shape, count = demand.shapes[i], self.join.partitions
@@ -307,18 +320,18 @@ class Feedback:
     def _polled(self, block: Block) -> None:
         """A producer partition heard from others what we may not want either: say so if that is right, whether or not such rows came here."""
         side, voter = block.header.side, block.header.sender_partition
-        demand, other, across = self.demands[side], self.join.states[1 - side], self.demands[1 - side]
+        demand = self.demands[side]
         assert demand is not None
         assert block.rows is not None
         for i, entries in unpack(block.rows):
             shape = demand.shapes[i]
-            if shape.opposite is not None and may_speak(self.join, side):
-                found = missing(shape, entries["hash"], other)
-                self._say(side, i, entries[found], NO_PARTNER, across, voter)
+            if shape.opposite is not None and not is_loading(self.join, shape.other):
+                found = missing(shape, entries["hash"], self.join.states[shape.other])
+                self._say(side, i, entries[found], NO_PARTNER, voter)
             for own, passed in self._passed[side].items():
                 if passed == i:
                     found = self.suspended.tables[own].covers(entries["hash"])
-                    self._say(side, i, entries[found], NOT_WANTED, None, voter)
+                    self._say(side, i, entries[found], NOT_WANTED, voter)
 
     def _report(self, effects: "Effects") -> None:
         """Tell producers that leave something out how far the other side is."""
@@ -333,7 +346,7 @@ class Feedback:
 
     def _reached(self, side: int) -> int:
         """Rows of a side that end before this are not wanted: not here, nor further down."""
-        return min(self.join.memo.watermarks[1 - side], self.suspended.kept_from)
+        return min(self.join.others_reached(side), self.suspended.kept_from)
 
     # -- as a producer
 
@@ -358,9 +371,9 @@ class Feedback:
         table = self.suspended.tables[i]
         begun = table.vote(entries, voter, now, latest_end(self.join, table.shape))
         self.changed.add(f"s{i}")
-        for side in (0, 1):
-            if i in self._passed[side] and len(begun) and self._speaks(side):
-                self._say(side, self._passed[side][i], entries_of(begun), NOT_WANTED, None, None)
+        for side, passed in enumerate(self._passed):
+            if i in passed and len(begun) and (self._speaks(side) or not table.shape.columns):
+                self._say(side, passed[i], entries_of(begun), NOT_WANTED, None)
 
     def _resumed(self, rows: Rows, voter: int, now: int, effects: "Effects") -> Rows | None:
         ticket, kept_from = int(rows.ints(TICKET)[0]), self.suspended.kept_from  # before the votes go: rows that were kept for them are still needed
@@ -385,30 +398,26 @@ class Feedback:
         earlier: list[tuple[Shape, U64]] = []
         for table, entries in ended:
             shape = table.shape
-            # A row of one side shows it, or only both together do. The empty sub-tuple: every left row.
-            lead = 0 if shape.sides[0] or not any(shape.sides) else 1
+            # A row of one side shows it, or only several together do. The empty sub-tuple: every row of the first.
+            lead, names = shape.lead(self.join.node.inputs)
             hashes = np.unique(entries["hash"] if any(shape.sides) else entries["left"])
-            found = rows_with(self.join.states[lead], self._lead_names(shape, lead), hashes)
+            found = rows_with(self.join.states[lead], names, hashes)
             pairs, since = None, None
             if found is not None:
                 pairs, since = self.join.join_again(lead, found.take(np.flatnonzero(found.ends >= kept_from)))
             if pairs is not None and since is not None:
-                shown = {t.shape: shape_hash(pairs, t.shape.names) for t in self.suspended.tables}
-                keep = among(shown[shape], entries["hash"])
+                shown = [(t, shape_hash(pairs, t.shape.names)) for t in self.suspended.used]
+                of_shape = {t.shape: h for t, h in shown}
+                keep = among(of_shape[shape], entries["hash"])
                 for other, done in earlier:
-                    keep &= ~among(shown[other], done)
-                for t in self.suspended.tables:
-                    keep &= ~t.covers(shown[t.shape])
+                    keep &= ~among(of_shape[other], done)
+                for t, h in shown:
+                    keep &= ~t.covers(h)
                 pairs = pairs.filter(keep)
-                pairs = pairs.filter(self.suspended.never_free([h[keep] for h in shown.values()], since[keep], now))
+                pairs = pairs.filter(never_free([(t, h[keep]) for t, h in shown], since[keep], now))
                 if len(pairs):
                     yield pairs.select(self.join.carried)
             earlier.append((shape, entries["hash"]))
-
-    def _lead_names(self, shape: Shape, lead: int) -> tuple[str, ...]:
-        if any(shape.sides):
-            return shape.names
-        return tuple(str(c) for c in shape.columns if c.alias in self.join.node.inputs[lead].aliases)
 
     def _expire(self, effects: "Effects") -> None:
         """Forget what no row can matter to any more, and say so."""
@@ -417,6 +426,9 @@ class Feedback:
         horizon = min(self.hold, *self.join.memo.watermarks) if kept_from >= COMPLETE else min(self.hold, kept_from)
         # However far the consumer's other side is, a value serves as long as rows come here that show it.
         unseen = min(horizon, *self.join.memo.watermarks) - KEPT_WINDOWS * self.join.window
+        if max(horizon - self.memo.expired[0], unseen - self.memo.expired[1]) < self.join.watermark_step:
+            return
+        self.memo.expired = [horizon, unseen]
         gone: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
         for i, table in enumerate(self.suspended.tables):
             if not len(table.entries) and not len(table.intervals):

@@ -34,6 +34,8 @@ def check_feedback(feedback: "Feedback", block: Block) -> None:
     else:
         if header.sender != feedback.consumer:
             raise BlockError(f"{header.kind} of {header.sender!r}, but {feedback.consumer or 'nobody'} takes what this node makes")
+        if header.side != feedback.join.node.target_side:
+            raise BlockError(f"{header.kind} about side {header.side} of {header.sender!r}, but this node feeds its side {feedback.join.node.target_side}")
         shapes = [t.shape for t in feedback.suspended.tables]
     check_node_header(header, feedback.join.memo.epoch, feedback.join.partitions)
     if rows is None:
@@ -75,7 +77,7 @@ def restore_tables(feedback: "Feedback", stored: dict[str, bytes]) -> None:
         number = int(name[1:])
         if name[0] == "s":
             feedback.suspended.tables[number].load_bytes(data)
-        else:
+        elif name[0] == "d":
             demand = feedback.demands[number]
             assert demand is not None
             demand.tables = [np.frombuffer(t, TOLD).copy() for t in msgspec.msgpack.decode(data)]

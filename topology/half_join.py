@@ -7,22 +7,23 @@ Invariant: what is made are exactly the composites whose equalities hold, whose 
 size, whatever the skew, so that nothing larger is ever in memory on the way to a result.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from schemas.rows import I64, Mask, Rows
 from topology.expression import columns_of
+from topology.feedback import ARRIVED
 from topology.frames import Conditions
 from topology.hashing import equal_keys
-from topology.hiding import Hiding
 from topology.plan import Node
 from topology.shapes import shape_hash
 from topology.state import Run, WindowState, matches
 from topology.subtuples import indexed
 
 COMPOSITES_AT_ONCE = 1 << 17
+Waiting = Callable[[int, Run, I64], Mask | None]  # input, stored run, places in it -> which of these no path may meet
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ def _first(members: dict[int, str], held: tuple[int, ...]) -> str | None:
 
 
 def composites(
-    half: HalfJoin, probe: Run, state: WindowState, carried: list[str], hiding: Hiding | None, met: Mask
+    half: HalfJoin, probe: Run, state: WindowState, carried: list[str], waiting: Waiting | None, met: Mask
 ) -> Iterator[Run]:
-    """The composites that `probe` makes with a state, in pieces; marks in `met` which rows of it have a partner by value, hidden or not."""
+    """The composites that `probe` makes with a state, in pieces; marks in `met` which rows of it have a partner by value, whether or not it waits."""
     if not len(probe):
         return
     hashes = probe.hashes if half.by_key else shape_hash(probe.rows, half.mine)
@@ -74,11 +75,9 @@ def composites(
         for i, at in matches(asked, ordered):
             met[i] = True
             j = at if order is None else order[at]
-            waits = None if hiding is None else hiding.hidden(half.to, run)
-            if hiding is not None and waits is not None:
-                free = ~waits[j]
-                hiding.memo.pairs_avoided += len(i) - int(free.sum())
-                i, j = i[free], j[free]
+            waits = None if waiting is None else waiting(half.to, run, j)
+            if waits is not None:
+                i, j = i[~waits], j[~waits]
             for begin in range(0, len(i), COMPOSITES_AT_ONCE):
                 some, theirs = i[begin : begin + COMPOSITES_AT_ONCE], j[begin : begin + COMPOSITES_AT_ONCE]
                 found.append((some, run.rows.select(carried).take(theirs), run.starts[theirs], run.ends[theirs]))
@@ -94,6 +93,8 @@ def _made(half: HalfJoin, probe: Run, found: list[tuple[I64, Rows, I64, I64]]) -
     i = np.concatenate([some for some, _, _, _ in found])
     mine, theirs = probe.rows.take(i), Rows.concat([rows for _, rows, _, _ in found])
     rows = Rows({**mine.columns, **theirs.columns}, len(i))
+    if ARRIVED in theirs.columns:
+        rows = rows.with_column(ARRIVED, np.maximum(mine.ints(ARRIVED), theirs.ints(ARRIVED)))
     starts = np.maximum(probe.starts[i], np.concatenate([starts for _, _, starts, _ in found]))
     ends = np.minimum(probe.ends[i], np.concatenate([ends for _, _, _, ends in found]))
     made = Run(rows, probe.hashes[i], starts, ends)

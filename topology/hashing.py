@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.rows import U64, Column, Mask
+from schemas.rows import I64, U64, Column, Mask
 
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -42,6 +42,11 @@ def hash_key(columns: Sequence[Column]) -> U64:
     for column in columns[1:]:
         combined = _mix(combined * _M1 ^ _hash_column(column))
     return combined
+
+
+def sample(length: int, about: int) -> I64:
+    """About so many of the places 0 to `length`, in order and without a pattern; always the same."""
+    return np.unique(_mix(np.arange(about, dtype=np.uint64)) % np.uint64(length)).astype(np.int64)
 
 
 def is_exact(columns: Sequence[Column]) -> bool:

@@ -14,12 +14,11 @@ from itertools import combinations
 import numpy as np
 
 from schemas.block import NO_WATERMARK
-from schemas.rows import U64, Mask
+from schemas.rows import I64, U64, Mask
 from topology.detection import without_partner
-from topology.expression import Column
-from topology.feedback import FeedbackMemo
+from topology.feedback_memo import FeedbackMemo
 from topology.plan import Node
-from topology.shapes import OWN_COLUMNS_MOST, Shape, shape_hash
+from topology.shapes import Shape, links, shape_hash, sizes_of
 from topology.state import Run, WindowState
 from topology.subtuples import entries_of, hidden_rows, waiting_rows
 from topology.suspended import ShapeTable
@@ -69,9 +68,9 @@ class Hiding:
         self.memo.rows_diverted += int(waits.sum())
         return run.take(np.flatnonzero(~waits))
 
-    def hidden(self, side: int, run: Run) -> Mask | None:
-        """Which rows of a stored run no path need meet."""
-        return hidden_rows(self._of_side[side], side, run)
+    def hidden(self, side: int, run: Run, at: I64) -> Mask | None:
+        """Which of the rows at these places of a stored run no path need meet."""
+        return hidden_rows(self._of_side[side], side, run, at)
 
     def detect(self, held: tuple[int, ...], to: int, alone: Run) -> None:
         """Composites of the inputs `held` that have no partner in `to`: hide the minimal sub-tuples of their components that show why."""
@@ -80,7 +79,7 @@ class Hiding:
                 continue
             last = max((s.max_end for s in self.states[pair.side].segments()), default=NO_WATERMARK)
             last = max(last, self._latest[pair.side])
-            for i, _, shown in without_partner([t.shape for t in pair.tables], alone.rows, self.states[to]):
+            for i, _, shown in without_partner([(i, t.shape) for i, t in enumerate(pair.tables)], alone.rows, self.states):
                 table, hashes = pair.tables[i], np.unique(shown)
                 fresh = hashes[~table.covers(hashes)]
                 if len(fresh):
@@ -95,19 +94,21 @@ class Hiding:
             if len(table.entries) and len(table.forget(horizon, horizon, np.zeros(len(table.entries), np.bool_))):
                 self._touch(table)
 
-    def counts(self) -> dict[str, int]:
-        """For reports, under the names of feedback between nodes."""
-        return self.memo.counts(here=sum(len(t.active) for t in self._all))
+    @property
+    def values(self) -> int:
+        """How many are hidden now."""
+        return sum(len(t.active) for t in self._all)
 
     def stored(self) -> dict[str, bytes]:
         """The tables that changed, to be written with the step."""
-        found = {f"s{number}": self._all[number].to_bytes() for number in sorted(self.changed)}
+        found = {f"h{number}": self._all[number].to_bytes() for number in sorted(self.changed)}
         self.changed.clear()
         return found
 
     def restore(self, stored: dict[str, bytes]) -> None:
         for name, data in stored.items():
-            self._all[int(name[1:])].load_bytes(data)
+            if name[0] == "h":
+                self._all[int(name[1:])].load_bytes(data)
 
     def _touch(self, table: ShapeTable) -> None:
         self.changed.add(self._place[id(table)])
@@ -115,15 +116,9 @@ class Hiding:
 
 def _tables(node: Node, side: int, other: int) -> list[ShapeTable]:
     """One table for each sub-tuple of the columns of an input that equal columns of another; the empty one stands for every row."""
-    mine, theirs = node.inputs[side], node.inputs[other]
-    links: list[tuple[Column, Column]] = list(zip(mine.key, theirs.key, strict=True))
-    for members in node.equal:
-        one, two = (next((c for c in members if c.alias in edge.aliases), None) for edge in (mine, theirs))
-        if one is not None and two is not None:
-            links.append((one, two))
-    sizes = range(len(links) + 1) if len(links) <= OWN_COLUMNS_MOST else (0, len(links))
+    linked = links(node, side, other)
     sides = tuple(i == side for i in range(len(node.inputs)))
     return [
-        ShapeTable(Shape(tuple(a for a, _ in chosen), tuple(b for _, b in chosen), sides, None, authority=True), 1, keeps_intervals=False)
-        for size in sizes for chosen in combinations(links, size)
+        ShapeTable(Shape(tuple(a for a, _ in chosen), tuple(b for _, b in chosen), other, sides, None, authority=True), 1, keeps_intervals=False)
+        for size in sizes_of(len(linked)) for chosen in combinations(linked, size)
     ]  # fmt: skip

@@ -1,10 +1,10 @@
 """An M-Join's partition: three or more inputs in one node (JIT, section V and figure 2; `partition` has what every node does alike).
 
 A row of one input goes through half joins with the states of all others, one after the other; the order is `routing`'s. With feedback, rows that cannot
-become part of a result are hidden from the paths of others (`hiding`).
+become part of a result are hidden from the paths of others (`hiding`), and the node speaks with those before and behind it as every node does (`feedback`).
 
-Invariant: a result is made by whichever of its rows is processed last, so exactly once: only then are all others stored. Composites on the way to a result are
-never stored; the state is one window of each input.
+Invariant: a result is made by whichever of its rows is processed last, so exactly once: only then are all others stored; with feedback, at the first moment nobody has it
+suspended. Composites on the way to a result are never stored; the state is one window of each input.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,9 @@ import numpy as np
 
 from schemas.block import Header
 from schemas.mesh import Routing
-from schemas.rows import Rows
-from topology.feedback import FeedbackMemo
+from schemas.rows import I64, Mask, Rows
+from topology.feedback import ARRIVED
+from topology.feedback_memo import FeedbackMemo
 from topology.half_join import HalfJoin, composites, half_join
 from topology.hiding import Hiding
 from topology.node import JoinNode
@@ -40,42 +41,76 @@ class MultiJoin(Partition):
         self.paths = self.memo.paths = self.memo.paths or PathsMemo()
         self.router = Router(routing, self.paths)
         self._half_joins: dict[tuple[tuple[int, ...], int], HalfJoin] = {}
-        self.feedback: Hiding | None = None
+        self.hiding: Hiding | None = None
         if feedback:
             self.memo.feedback = self.memo.feedback or FeedbackMemo()
-            self.feedback = Hiding(self.node, self.states, self.memo.feedback)
+            self.hiding = Hiding(self.node, self.states, self.memo.feedback)
         self._weighs = feedback == "auto"
 
-    def _take(self, offset: int, header: Header, rows: Rows, effects: Effects) -> Rows | None:  # noqa: ARG002
+    def _take(self, offset: int, header: Header, rows: Rows, effects: Effects) -> Rows | None:
         side = header.side
-        run = Run.of(rows, self.windows[side])
-        leaving = run if self.feedback is None else self.feedback.arrive(side, run)
-        made = []
+        run = leaving = self.arriving(offset, side, rows)
+        if self.feedback is not None:
+            self.feedback.arrive(side, run, effects)
+        if self.hiding is not None:
+            leaving = self.hiding.arrive(side, run)
+        if self.feedback is not None:
+            leaving = self.feedback.probing(side, leaving)
+        made = [piece for piece in self._paths(side, leaving) if len(piece)]
+        if self.feedback is not None and not self.feedback.suspended.is_empty:
+            kept = [piece.take(np.flatnonzero(self.feedback.allowed(piece.rows, piece.ends))) for piece in made]
+            made = [piece for piece in kept if len(piece)]
+        self._insert(side, run)
+        if self.feedback is not None:
+            self.feedback.detect(side, run, header.sender_partition)
+            self.feedback.weigh(side, run, header, effects)
+        return Rows.concat([piece.rows.select(self.carried) for piece in made]) if made else None
+
+    def _paths(self, side: int, leaving: Run) -> Iterator[Run]:
+        """All that rows of an input become part of, in pieces."""
         if len(leaving):
             self.router.begin()
-            start = Run(leaving.rows.select(self._joined[side]), leaving.hashes, leaving.starts, leaving.ends)
-            rest = tuple(i for i in range(len(self.states)) if i != side)
-            made = [piece.rows.select(self.carried) for piece in self._follow(start, (side,), rest) if len(piece)]
-        self._insert(side, run)
-        return Rows.concat(made) if made else None
+            yield from self._follow(self._start(side, leaving), (side,), again=False)
 
-    def _follow(self, composite: Run, held: tuple[int, ...], rest: tuple[int, ...]) -> Iterator[Run]:
-        """The results that composites of the inputs `held` become part of, in pieces."""
+    def _start(self, side: int, run: Run, *more: str) -> Run:
+        return Run(run.rows.select([*self._joined[side], *more]), run.hashes, run.starts, run.ends)
+
+    def _follow(self, composite: Run, held: tuple[int, ...], again: bool) -> Iterator[Run]:
+        """The results that composites of the inputs `held` become part of, in pieces. `again`: of rows that are all stored, whatever is hidden or suspended."""
+        rest = [i for i in range(len(self.states)) if i not in held]
         ways = [self._half_join(held, to) for to in rest]
         to = self.router.choose([(way.to, way.name) for way in ways], first=len(held) == 1)
         half = ways[rest.index(to)]
-        left = tuple(i for i in rest if i != to)
         met, count = np.zeros(len(composite), np.bool_), 0
-        for made in composites(half, composite, self.states[to], self._joined[to], self.feedback, met):
+        carried = [*self._joined[to], ARRIVED] if again else self._joined[to]
+        for made in composites(half, composite, self.states[to], carried, None if again else self._waiting, met):
             count += len(made)
-            if not left:
+            if len(rest) == 1:
                 yield made
             elif len(made):
                 self.paths.composites += len(made)
-                yield from self._follow(made, (*held, to), left)
+                yield from self._follow(made, (*held, to), again)
         self.router.measure(half.name, len(composite), count)
-        if self.feedback is not None and self._hides and not met.all():
-            self.feedback.detect(held, to, composite.take(np.flatnonzero(~met)))
+        if self.hiding is not None and not again and self._hides and not met.all():
+            self.hiding.detect(held, to, composite.take(np.flatnonzero(~met)))
+
+    def _waiting(self, side: int, run: Run, at: I64) -> Mask | None:
+        """Which of the rows at these places of a stored run no path may meet: those that cannot become part of a result, and those of suspended values."""
+        found = None
+        for who in (self.hiding, self.feedback):
+            waits = None if who is None else who.hidden(side, run, at)
+            if who is not None and waits is not None:
+                who.memo.pairs_avoided += int(waits.sum())
+                found = waits if found is None else found | waits
+        return found
+
+    def join_again(self, side: int, stored: Run) -> tuple[Rows | None, I64]:
+        made = [piece.rows for piece in self._follow(self._start(side, stored, ARRIVED), (side,), again=True) if len(piece)] if len(stored) else []
+        rows = Rows.concat(made) if made else None
+        return rows, np.empty(0, np.int64) if rows is None else rows.ints(ARRIVED)
+
+    def candidates(self, side: int, probe: Run) -> int:  # noqa: ARG002
+        return len(probe) * max(1, self.memo.rows_out // max(1, sum(self.memo.rows_in)))
 
     @property
     def _hides(self) -> bool:
@@ -89,11 +124,19 @@ class MultiJoin(Partition):
         return self._half_joins[key]
 
     def _finish(self, effects: Effects) -> None:
-        if self.feedback is not None:
+        super()._finish(effects)
+        if self.hiding is not None:
             for side in range(len(self.states)):
-                self.feedback.forget(side, self._horizon(side))
-            effects.tables = self.feedback.stored()
+                self.hiding.forget(side, self._horizon(side))
+            effects.tables.update(self.hiding.stored())
 
     def _restore_tables(self, tables: dict[str, bytes]) -> None:
-        if self.feedback is not None:
-            self.feedback.restore(tables)
+        super()._restore_tables(tables)
+        if self.hiding is not None:
+            self.hiding.restore(tables)
+
+    def feedback_counts(self) -> dict[str, int] | None:
+        if self.hiding is None or self.memo.feedback is None:
+            return None
+        counts = self.memo.feedback.counts(here=0) if self.feedback is None else self.feedback.counts()
+        return {**counts, "suspended_here": counts["suspended_here"] + self.hiding.values}

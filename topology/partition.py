@@ -22,9 +22,11 @@ import numpy as np
 from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header, Kind
 from schemas.errors import BlockError, StateError
 from schemas.mesh import Routing
-from schemas.rows import Rows
+from schemas.rows import I64, Rows
 from topology.admission import Admission
-from topology.feedback import FeedbackMemo
+from topology.feedback import ARRIVED, PARTITIONS_MOST, Feedback, is_feedback
+from topology.feedback_blocks import OF_PRODUCER, check_feedback, restore_tables
+from topology.feedback_memo import FeedbackMemo
 from topology.hashing import hash_key
 from topology.plan import Input, Plan, side_name
 from topology.routing import PathsMemo
@@ -143,6 +145,10 @@ class Partition:
         self._target: Input | None = None
         if self.node.target != "out":
             self._target = plan.node(self.node.target).inputs[self.node.target_side]
+        self.feedback: Feedback | None = None
+        if feedback and partitions <= PARTITIONS_MOST and len(plan.nodes) > 1:
+            self.memo.feedback = self.memo.feedback or FeedbackMemo()
+            self.feedback = Feedback(self, self.memo.feedback, auto=feedback == "auto")
         self._prepare(feedback, routing)
 
     def _prepare(self, feedback: bool | str, routing: Routing) -> None:
@@ -158,8 +164,6 @@ class Partition:
     def step(self, offset: int, block: Block) -> Effects:
         """Take the block at `offset` of the input topic; a `BlockError` leaves the state as it was."""
         header, memo = block.header, self.memo
-        if not 0 <= header.side < len(self.states):
-            raise BlockError(f"for side {header.side}, there are {', '.join(map(str, range(len(self.states) - 1)))} and {len(self.states) - 1}")
         self._admit(block)
         effects = Effects()
         memo.offsets["in"] = offset + 1
@@ -180,10 +184,19 @@ class Partition:
 
     def _admit(self, block: Block) -> None:
         """Refuse what does not belong here."""
-        self._admission[block.header.side].check(block, self.memo.epoch)
+        header, last = block.header, len(self.states) - 1
+        heard = self.feedback is not None and is_feedback(header, self.node.target)
+        if not (heard and header.kind not in OF_PRODUCER) and not 0 <= header.side <= last:
+            raise BlockError(f"for side {header.side}, there are {', '.join(map(str, range(last)))} and {last}")
+        if heard:
+            check_feedback(self.feedback, block)  # type: ignore[arg-type]
+        else:
+            self._admission[header.side].check(block, self.memo.epoch)
 
     def _work(self, offset: int, block: Block, rows: Rows, effects: Effects) -> Rows | None:
-        """Take rows that are new, and the sender's time; gives the composites they make."""
+        """Take rows that are new, and the sender's time, or what is said about demand; gives the composites that are made."""
+        if self.feedback is not None and is_feedback(block.header, self.node.target):
+            return self.feedback.hear(block, offset, effects)
         if len(rows):
             self.memo.rows_in[block.header.side] += len(rows)
         output = self._take(offset, block.header, rows, effects) if len(rows) else None
@@ -196,18 +209,53 @@ class Partition:
 
     def _finish(self, effects: Effects) -> None:
         """The end of a step, behind its rows."""
+        if self.feedback is not None:
+            self.feedback.finish(effects)
 
     def _restore_tables(self, tables: dict[str, bytes]) -> None:
         """Take over what a step wrote as tables."""
+        if self.feedback is not None:
+            restore_tables(self.feedback, tables)
+
+    def feedback_counts(self) -> dict[str, int] | None:
+        """For reports; None where feedback is off."""
+        return None if self.feedback is None else self.feedback.counts()
 
     @property
     def watermark(self) -> int:
         """No later output starts before this."""
-        return min(self.memo.watermarks)
+        held = min(self.memo.watermarks)
+        return held if self.feedback is None else min(held, self.feedback.hold)
 
     def _horizon(self, side: int) -> int:
-        """Rows of a side that end before this nobody needs: whatever comes on any other side begins later."""
+        """Rows of a side that end before this nobody needs."""
+        return self.others_reached(side) if self.feedback is None else self.feedback.horizon(side)
+
+    def others_reached(self, side: int) -> int:
+        """Whatever comes on any other side begins here or later."""
         return min(time for other, time in enumerate(self.memo.watermarks) if other != side)
+
+    def join_again(self, side: int, stored: Run) -> tuple[Rows | None, I64]:
+        """Composites of rows that are stored already, and the moment when the last row of each came."""
+        raise NotImplementedError
+
+    def candidates(self, side: int, probe: Run) -> int:
+        """About how many composites these rows would make; cheap, because none is made."""
+        raise NotImplementedError
+
+    def arriving(self, offset: int, side: int, rows: Rows) -> Run:
+        """New rows of a side, ready to be stored: with the moment they came, where somebody may have something suspended."""
+        if self.feedback is not None and self.feedback.suspended.tables:
+            rows = rows.with_column(ARRIVED, np.full(len(rows), offset, np.int64))
+        return Run.of(rows, self.windows[side])
+
+    def send_to(self, partition: int, kind: Kind, rows: Rows) -> Send:
+        """To a partition of the consumer, about demand."""
+        return self._send(partition, kind, self.watermark, rows)
+
+    def send_back(self, side: int, partition: int, kind: Kind, watermark: int, rows: Rows | None) -> Send:
+        """To a partition of the producer of a side."""
+        return Send(self.node.inputs[side].name, partition, Block(self._header(kind, side, watermark), rows), back=True)
 
     def _unseen(self, header: Header, rows: Rows | None) -> Rows | None:
         """The rows not seen before; None if the whole block is a repeat."""
@@ -308,7 +356,7 @@ class Partition:
             epoch=self.memo.epoch,
             side=side,
             watermark=watermark,
-            avoided=0 if self.memo.feedback is None else self.memo.feedback.pairs_avoided,
+            avoided=0 if self.memo.feedback is None else self.memo.feedback.pairs_avoided - self.memo.feedback.pairs_resumed,
         )
 
 

@@ -1,9 +1,10 @@
 """Whether feedback pays on one input of a node: what it saves and costs is counted, weighed and decided within the step.
 
-While a side *speaks*, its producer says with every block how many pairs it has left out so far, and the node counts what that took: blocks about demand,
-values, rows looked at. While it is *hushed*, now and then a block of rows is looked at as if it spoke: how many rows have no partner, and how many values not seen
-before they show, for each way of detection (single columns by Bloom filters, or the whole lattice). After some blocks the two sums decide. A side that began to speak is not judged before its word had time to be heard, and one that was hushed
-waits longer each time before it may speak again.
+While a side *speaks*, its producer says with every block how many pairs it has left out so far and not made since, and the node counts what that took: blocks about
+demand, values, rows looked at. While it is *hushed*, now and then a block of rows is looked at as if it spoke: how many rows have no partner, and how many values they
+show, for each way of detection (single columns by Bloom filters, or the whole lattice). From the repeats among the values follows how many there are in all, so one look is enough
+to begin; whether it was right is counted. A side that began to speak is not judged before its word had time to be heard, and one that was hushed waits longer each time before it
+may speak again. Where rows are so few that nothing could be saved, nothing is looked at.
 
 Invariant: decisions follow from counts and constants, never from a clock, so a node that is rebuilt from its input takes the same ones at the same
 places. The constants are what the benchmarks measured; only their ratios matter.
@@ -15,46 +16,27 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from schemas.block import Kind
 from schemas.rows import U64
-from topology.suspended import among
 
-BLOCK_US, VALUE_US, ROW_US = 3000, 10, 1.5  # a block about demand, a value in it, a composite from making to purging
-DETECT_US, LOOK_US = 700, 0.1  # to look through a block for what has no partner, and each row of it
+BLOCK_US, RESUME_US = 2000, 8000  # a block about demand; a resume, its answer and what it makes
+VALUE_US, ROW_US = 10, 1.3  # a value in such a block, a composite from making to purging
+DETECT_US, LOOK_US = 400, 0.05  # to look through a block for what has no partner, and each row of it, for one shape
+KEEP_US = 800  # what both ends do for what is suspended while a block is made and taken
 LOOK_BLOCKS, LOOK_ROWS = 16, 50_000  # a hushed side is looked at after so many blocks or rows
-PERIOD_BLOCKS, PERIOD_ROWS = 32, 100_000  # between decisions
 RARELY_MOST = 32
-URGENT_US = 10_000  # a single look that shows so much to save decides at once
+AHEAD = 8  # for how many times the stretch between two looks a value is taken to serve
+NEWS = 0.5  # of the blocks are answered with one about demand
+MARGIN = 1.5  # how many times its cost it must promise to save before it speaks
+LEAST_GAIN = 1.25  # and how many times it must save while it does
+PERIOD_BLOCKS, PERIOD_ROWS = 32, 100_000  # between judgements of a side that speaks
 PERIODS_LEAST = 4  # before a side that was heard is judged: at first everything is news
 PERIODS_UNHEARD = 64  # before one is judged that has said something and has had no effect at all
 PAUSE_MOST = 256  # periods
-VALUES_MOST = 1024  # remembered, of one in eight
+EMPTY_BLOCKS = 64  # of work for each time that an empty other side is told a producer partition
 RESTLESS: dict[str, Any] = {  # for tests: changes its mind every few blocks
-    "PERIOD_BLOCKS": 2, "LOOK_BLOCKS": 1, "PERIODS_LEAST": 1, "PERIODS_UNHEARD": 2, "PAUSE_MOST": 2, "BLOCK_US": 0.1, "VALUE_US": 0.1, "DETECT_US": 0.1, "URGENT_US": 1,
+    "PERIOD_BLOCKS": 2, "LOOK_BLOCKS": 1, "RARELY_MOST": 1, "PERIODS_LEAST": 1, "PERIODS_UNHEARD": 2, "PAUSE_MOST": 2, "BLOCK_US": 0.1, "RESUME_US": 0.1, "VALUE_US": 0.1, "DETECT_US": 0.1, "KEEP_US": 0.1,
 }  # fmt: skip
-
-
-class Look(msgspec.Struct):
-    """What one way of detection would save and cost a hushed side, in microseconds of the machine."""
-
-    saved: float = 0.0
-    spent: float = 0.0
-    seen: bytes = b""  # hashes of the values it found, sorted, of one in eight
-
-    def add(self, share: float, blocks: int, useless: int, values: U64) -> None:
-        """A block that stands for `blocks` blocks, and for `share` times its rows: so many without a use, which show these values."""
-        few = np.unique(values[values % np.uint64(8) == 0])
-        known = np.frombuffer(self.seen, np.uint64)
-        fresh = few[~among(few, known)]
-        if len(fresh):
-            together = np.sort(np.concatenate([known, fresh]))
-            self.seen = (together if len(together) <= VALUES_MOST else fresh[:VALUES_MOST]).tobytes()
-        told = 8 * len(fresh)
-        self.saved += share * ROW_US * max(0, useless - told)
-        self.spent += blocks * BLOCK_US * min(1, told) + share * VALUE_US * told
-
-    @property
-    def pays(self) -> bool:
-        return self.saved > 2 * self.spent
 
 
 class Weighed(msgspec.Struct):
@@ -62,12 +44,12 @@ class Weighed(msgspec.Struct):
 
     speaks: bool = False
     lattice: bool = False  # how it detects: over the whole lattice, or single columns by Bloom filters
-    blocks: int = 0  # since the last decision
+    blocks: int = 0  # since the last period ended
     rows: int = 0
     unseen_blocks: int = LOOK_BLOCKS  # since the last look
     unseen_rows: int = 0
-    rarely: int = 1  # how many times the usual distance is between looks: more after each that shows nothing to save
-    looks: list[Look] = msgspec.field(default_factory=lambda: [Look(), Look()])  # of a hushed side: single columns, and whole keys
+    rarely: int = 1  # how many times the usual distance is between looks: more after each that promised nothing
+    promises: list[float] = msgspec.field(default_factory=lambda: [0.0, 0.0])  # what single columns and the lattice would save beyond their cost, by the last look
     saved: float = 0.0  # by a side that speaks
     spent: float = 0.0
     periods: int = 0  # since the last change
@@ -76,65 +58,87 @@ class Weighed(msgspec.Struct):
     pause: int = 0  # periods that it stays hushed at least
     avoided: dict[int, int] = msgspec.field(default_factory=dict)  # producer partition -> pairs it had left out when last heard
     changes: int = 0
+    empties: int = 0  # how often the producer was told that the other side is empty
+
+    def may_say_empty(self, blocks_in: int, partitions: int) -> bool:
+        """Whether a node that has taken so many blocks may tell its producer that the other side is empty. It needs no look: it costs next to nothing."""
+        allowed = self.empties * EMPTY_BLOCKS * partitions <= blocks_in
+        self.empties += allowed
+        return allowed
 
     def heard(self, partition: int, avoided: int, of: int) -> None:
         """A producer partition has left out so many pairs for all `of` partitions of ours."""
         news = avoided - self.avoided.get(partition, avoided)
         self.avoided[partition] = avoided
-        if self.speaks and news > 0:
-            self.saved += ROW_US * news / of
-            if self.heard_at < 0:
+        if self.speaks:
+            self.saved += ROW_US * news / of  # less than nothing if it made more of what it had left out than it left out
+            if news > 0 and self.heard_at < 0:
                 self.heard_at = self.periods
 
-    def paid(self, values: int) -> None:
+    def paid(self, kind: Kind, values: int) -> None:
         """A block about demand with so many values was sent to the producer."""
         if self.speaks:
             self.told |= values > 0
-            self.spent += BLOCK_US + VALUE_US * values
+            self.spent += (RESUME_US if kind == "resume" else BLOCK_US) + VALUE_US * values
 
     def takes(self, rows: int, shapes: int) -> bool:
         """A block of so many rows has come, to be searched for so many shapes; whether it is to be looked at: by a hushed side, or for
         what the whole lattice would find."""
         self.blocks, self.rows = self.blocks + 1, self.rows + rows
         self.unseen_blocks, self.unseen_rows = self.unseen_blocks + 1, self.unseen_rows + rows
-        single = DETECT_US + LOOK_US * rows
-        whole = single * shapes
         if self.speaks:
-            self.spent += whole if self.lattice else single
-        self.looks[0].spent += single
-        self.looks[1].spent += whole
-        if self.speaks and self.lattice:
+            self.spent += KEEP_US + _detection(1, rows, shapes if self.lattice else 1)
+        if self.unseen_blocks < LOOK_BLOCKS * self.rarely and self.unseen_rows < LOOK_ROWS * self.rarely:
             return False
-        return self.unseen_blocks >= LOOK_BLOCKS * self.rarely or self.unseen_rows >= LOOK_ROWS * self.rarely
+        worth = ROW_US * self.unseen_rows > MARGIN * self.unseen_blocks * (NEWS * BLOCK_US + KEEP_US + DETECT_US)
+        if not worth:
+            self.unseen_blocks = self.unseen_rows = 0
+        return worth and not (self.speaks and self.lattice)
 
-    def looked(self, rows: int, found: Sequence[tuple[int, U64]]) -> None:
-        """By each way of detection: of the rows of a block so many have no use, and they show these values."""
-        for look, (useless, values) in zip(self.looks, found, strict=True):
-            look.add(self.unseen_rows / max(1, rows), self.unseen_blocks, useless, values)
+    def looked(self, rows: int, shapes: int, found: Sequence[tuple[int, U64]]) -> None:
+        """By each way of detection: of the rows looked at so many have no use, and they show these values."""
+        share = self.unseen_rows / max(1, rows)
+        for way, (useless, values) in enumerate(found):
+            all_useless = share * useless
+            told = min(_kinds(values), all_useless)
+            saved = ROW_US * (AHEAD * all_useless - told)
+            detection = _detection(self.unseen_blocks, self.unseen_rows - all_useless, shapes if way else 1)  # in the rows that would still come
+            spent = VALUE_US * told + AHEAD * (self.unseen_blocks * (NEWS * BLOCK_US + KEEP_US) + detection)
+            self.promises[way] = max(0.0, saved - MARGIN * spent)
+        self.rarely = 1 if any(self.promises) else min(RARELY_MOST, 2 * self.rarely)
         self.unseen_blocks = self.unseen_rows = 0
-        self.rarely = 1 if any(look.saved > look.spent for look in self.looks) else min(RARELY_MOST, 2 * self.rarely)
 
     def turn(self) -> bool:
         """At the end of a block of rows: whether the side changes now from speaking to hushed or back."""
-        urgent = not self.speaks and any(look.pays and look.saved > URGENT_US for look in self.looks)
-        if self.blocks < PERIOD_BLOCKS and self.rows < PERIOD_ROWS and not urgent:
-            return False
-        self.blocks = self.rows = 0
-        self.periods += 1
-        single, whole = self.looks
+        single, whole = self.promises
+        self.promises = [0.0, 0.0]
+        over = self.blocks >= PERIOD_BLOCKS or self.rows >= PERIOD_ROWS
+        if over:
+            self.blocks = self.rows = 0
+            self.periods += 1
         if self.speaks:
+            self.lattice |= whole > 0  # of what still comes although it speaks of single columns
             since = PERIODS_UNHEARD if self.told and self.heard_at < 0 else max(0, self.heard_at) + PERIODS_LEAST
-            changes = self.periods >= since and self.saved < self.spent
-            self.saved, self.spent = self.saved * 0.75, self.spent * 0.75
-            self.lattice |= whole.pays and whole.saved > URGENT_US  # of what still comes although it speaks of single columns
+            changes = over and self.periods >= since and self.saved < LEAST_GAIN * self.spent
+            if over:
+                self.saved, self.spent = self.saved * 0.75, self.spent * 0.75
             if changes:
                 self.pause = min(PAUSE_MOST, self.pause * 4 or 1)
         else:
-            changes = self.periods >= self.pause and (single.pays or whole.pays)
-            self.lattice = whole.pays and whole.saved - whole.spent > single.saved - single.spent
-        single.saved = single.spent = whole.saved = whole.spent = 0.0
+            changes = self.periods >= self.pause and max(single, whole) > 0
+            self.lattice = whole > single
         if changes:
             self.speaks, self.told, self.periods, self.heard_at, self.saved, self.spent = not self.speaks, False, 0, -1, 0.0, 0.0
-            self.looks = [Look(), Look()]
+            self.rarely = 1
             self.changes += 1
         return changes
+
+
+def _detection(blocks: int, rows: float, shapes: int) -> float:
+    return (DETECT_US * blocks + LOOK_US * rows) * shapes
+
+
+def _kinds(values: U64) -> float:
+    """How many different values there are, of which these are a sample: so many that as many of them would be equal to another by chance."""
+    distinct = len(np.unique(values))
+    return max(distinct, len(values) ** 2 / (2 * max(0.5, len(values) - distinct)))

@@ -8,7 +8,7 @@ Invariant: shapes are a function of the plan, in a fixed order, so both ends of 
 consumer's own (what it can find without a partner); the rest it only passes on from its own consumer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -25,9 +25,10 @@ OWN_COLUMNS_MOST = 4  # a key of more columns is taken whole: its lattice has 2^
 @dataclass(frozen=True)
 class Shape:
     columns: tuple[Column, ...]  # of the producer's output
-    opposite: tuple[Column, ...] | None  # the columns of the consumer's other side they equal; None if only passed on
-    sides: tuple[bool, ...]  # whether a row of the producer's left or right input alone shows it (type I); neither: type II
-    targets: int | None  # 0 or 1: it is that producer side's key, so its hash names the one partition; None: all partitions
+    opposite: tuple[Column, ...] | None  # the columns of another input of the consumer they equal; None if only passed on
+    other: int  # which input that is; -1 if only passed on
+    sides: tuple[bool, ...]  # for each input of the producer, whether a row of it alone shows it (type I); none: type II
+    targets: int | None  # it is the key of this input of the producer, so its hash names the one partition; None: all partitions
     authority: bool  # it is the consumer's key, so one consumer partition sees all its rows and decides alone
 
     @property
@@ -41,6 +42,13 @@ class Shape:
     def __str__(self) -> str:
         return ", ".join(self.names) or "everything"
 
+    def lead(self, inputs: Sequence[Input]) -> tuple[int, tuple[str, ...]]:
+        """An input of the producer whose rows show it, or of which they show a part (type II), and the columns that they show."""
+        if any(self.sides):
+            return self.sides.index(True), self.names
+        first = next(i for i, edge in enumerate(inputs) if any(c.alias in edge.aliases for c in self.columns))
+        return first, tuple(str(c) for c in self.columns if c.alias in inputs[first].aliases)
+
 
 def shapes_of(plan: Plan) -> Mapping[str, tuple[Shape, ...]]:
     """For each node that feeds another one, the shapes it is told about."""
@@ -50,40 +58,61 @@ def shapes_of(plan: Plan) -> Mapping[str, tuple[Shape, ...]]:
             if edge.is_source:
                 continue
             producer = plan.node(edge.name)
-            if consumer.is_flat or producer.is_flat:  # an M-Join keeps its feedback to itself (`hiding`)
-                found[producer.id] = ()
-                continue
-            own = dict(_lattice(edge, consumer.inputs[1 - side], side))
+            others = [k for k in range(len(consumer.inputs)) if k != side]
+            own = [(mine, theirs, k) for k in others for mine, theirs in _lattice(consumer, side, k)]
+            own.sort(key=lambda link: len(link[0]))
             # Passed on as a hash, so only to where a row of one input shows it whole.
-            passed = [s.columns for s in found.get(consumer.id, ()) if any(_within(s.columns, i) for i in producer.inputs)]
-            found[producer.id] = tuple(_shape(c, own.get(c), edge, producer) for c in dict.fromkeys([*own, *passed]))
+            known = {mine for mine, _, _ in own}
+            passed = dict.fromkeys(s.columns for s in found.get(consumer.id, ()) if any(_within(s.columns, i) for i in producer.inputs))
+            shapes = [_shape(mine, theirs, k, edge, producer) for mine, theirs, k in own]
+            found[producer.id] = (*shapes, *(_shape(c, None, -1, edge, producer) for c in passed if c not in known))
     return found
 
 
-def _lattice(edge: Input, other: Input, side: int) -> list[tuple[tuple[Column, ...], tuple[Column, ...]]]:
-    """The sub-tuples of the key that may be suspended for want of a partner, small ones first; each with the columns it equals.
+def links(node: Node, side: int, other: int) -> list[tuple[Column, Column]]:
+    """The columns of one input that must equal columns of another, the key's first."""
+    mine, theirs = node.inputs[side], node.inputs[other]
+    found = list(zip(mine.key, theirs.key, strict=True))
+    for members in node.equal:
+        one, two = (next((c for c in members if c.alias in edge.aliases), None) for edge in (mine, theirs))
+        if one is not None and two is not None:
+            found.append((one, two))
+    return found
+
+
+def sizes_of(width: int) -> Sequence[int]:
+    """Of how many columns sub-tuples of a key of `width` columns may be."""
+    return range(width + 1) if width <= OWN_COLUMNS_MOST else (0, width)
+
+
+def _lattice(node: Node, side: int, other: int) -> list[tuple[tuple[Column, ...], tuple[Column, ...]]]:
+    """The sub-tuples that may be suspended for want of a partner in one other input, small ones first; each with the columns it equals.
 
     Where both inputs come from joins, rows of both might wait for one another: left ones that show x for a right one with x, right ones that show y for a
     left one with y, and the pair that shows both would never be made. So there either both sides speak of the same single column (whoever
-    comes is seen by the other), or the left side alone speaks.
+    comes is seen by the other), or one side alone speaks: that of fewer streams, because rows of the other, which need more to agree, are the rarer ones. In an
+    M-Join it is always one side alone, so that nobody waits in a circle.
     """
-    width = len(edge.key)
-    sizes: list[int] = list(range(width + 1)) if width <= OWN_COLUMNS_MOST else [0, width]
-    if not other.is_source:
-        sizes = [1] if width == 1 else sizes if side == 0 else []
-    chosen = [c for size in sizes for c in combinations(range(width), size)]
-    return [(tuple(edge.key[i] for i in c), tuple(other.key[i] for i in c)) for c in chosen]
+    mine, theirs = node.inputs[side], node.inputs[other]
+    linked = links(node, side, other)
+    sizes = sizes_of(len(linked))
+    if not theirs.is_source:
+        if len(linked) == 1 and not node.is_flat:
+            sizes = [1]
+        elif (len(mine.aliases), side) > (len(theirs.aliases), other):
+            return []
+    return [(tuple(a for a, _ in chosen), tuple(b for _, b in chosen)) for size in sizes for chosen in combinations(linked, size)]
 
 
 def _within(columns: tuple[Column, ...], edge: Input) -> bool:
     return all(column.alias in edge.aliases for column in columns)
 
 
-def _shape(columns: tuple[Column, ...], opposite: tuple[Column, ...] | None, edge: Input, producer: Node) -> Shape:
-    sides = (_within(columns, producer.left), _within(columns, producer.right))
-    keys = (producer.left.key, producer.right.key)
+def _shape(columns: tuple[Column, ...], opposite: tuple[Column, ...] | None, other: int, edge: Input, producer: Node) -> Shape:
+    sides = tuple(_within(columns, i) for i in producer.inputs)
+    keys = [i.key for i in producer.inputs]
     targets = keys.index(columns) if columns in keys else None
-    return Shape(columns, opposite, sides, targets, columns == edge.key)
+    return Shape(columns, opposite, other, sides, targets, columns == edge.key)
 
 
 def shape_hash(rows: Rows, names: tuple[str, ...]) -> U64:

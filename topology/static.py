@@ -11,24 +11,24 @@ from topology.shapes import Shape
 from topology.window import COMPLETE
 
 if TYPE_CHECKING:
-    from topology.node import JoinNode
+    from topology.partition import Partition
 
 
-def may_speak(join: "JoinNode", side: int) -> bool:
-    """Whether rows of a side without a partner mean anything: not while the other side is a table that is not complete."""
-    return not join.is_static[1 - side] or join.memo.watermarks[1 - side] == COMPLETE
+def is_loading(join: "Partition", side: int) -> bool:
+    """Whether a side is a table that is not complete, so that it means nothing yet if something has no partner there."""
+    return join.is_static[side] and join.memo.watermarks[side] != COMPLETE
 
 
-def latest_end(join: "JoinNode", shape: Shape) -> int:
+def latest_end(join: "Partition", shape: Shape) -> int:
     """The end of the longest-lived row that a suspended value may be about.
 
     Rows of a table count only for what they show themselves. Opposite a complete table rows are not stored, so there it is the end of a row that comes now.
     """
     ends = [NO_WATERMARK]
     for side, state in enumerate(join.states):
-        beside_table = join.is_static[1 - side] and not join.is_static[side]
-        if not join.is_static[side] or join.is_static[1 - side] or shape.sides[side]:
+        beside_tables = all(static for other, static in enumerate(join.is_static) if other != side)
+        if not join.is_static[side] or beside_tables or shape.sides[side]:
             ends += [segment.max_end for segment in state.segments()]
-        if beside_table:
+        if beside_tables and not join.is_static[side]:
             ends.append(join.memo.watermarks[side] + min(join.windows[side].values()))
     return max(ends)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from schemas.rows import I64, U64, Mask, Rows
 from topology.shapes import shape_hash
 from topology.state import Run, WindowState, merge_runs
-from topology.suspended import ENTRY, ShapeTable, among, by_hash, spread
+from topology.suspended import ENTRY, ShapeTable, among, by_hash
 
 SHAPE, VALUE, LEFT, TICKET = "#s", "#h", "#l", "#t"
 _HIDDEN = ("hidden",)
@@ -88,17 +88,22 @@ def perhaps_present(state: WindowState, names: tuple[str, ...], hashes: U64) -> 
     return found
 
 
+def shown_by(run: Run, names: tuple[str, ...]) -> U64:
+    """The sub-tuple of each row of a run, in order of its rows; made once a run."""
+    found: U64 | None = run.indexes.get(("shown", *names))
+    if found is None:
+        found = run.indexes["shown", *names] = shape_hash(run.rows, names)
+    return found
+
+
 def rows_with(state: WindowState, names: tuple[str, ...], hashes: U64) -> Run | None:
-    """The stored rows that show one of these sub-tuples."""
+    """The stored rows that show one of these sorted sub-tuples."""
     runs = []
     for segment in state.segments():
         run = state.store.get(segment.id)
-        shown, order = indexed(run, names)
-        low, high = np.searchsorted(shown, hashes, "left"), np.searchsorted(shown, hashes, "right")
-        hits = np.flatnonzero(high > low)
-        if hits.size:
-            where = np.concatenate([order[low[k] : high[k]] for k in hits.tolist()])
-            runs.append(run.take(np.sort(where)))
+        where = np.flatnonzero(among(shown_by(run, names), hashes))
+        if where.size:
+            runs.append(run.take(where))
     return merge_runs(runs) if runs else None
 
 
@@ -116,18 +121,24 @@ def waiting_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> tuple[Mas
     return waits, touched
 
 
-def hidden_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> Mask | None:
-    """Which rows of a stored run of a side show a suspended value; None if no value is. Found once a run and change."""
+def hidden_rows(tables: Sequence[ShapeTable], side: int, run: Run, at: I64) -> Mask | None:
+    """Which of the rows at these places of a stored run of a side show a suspended value; None if no value is.
+
+    If they are few, each is looked up; else all rows of the run are, once for every change of what is suspended.
+    """
     mine = [t for t in tables if t.shape.sides[side] and len(t.active)]
     if not mine:
         return None
     version = tuple(t.version for t in tables)
     known = run.indexes.get(_HIDDEN)
     if known is None or known[0] is not tables or known[1] != version:  # a node that starts again counts its versions from the beginning
-        mask = np.zeros(len(run), np.bool_)
+        few = 2 * len(at) < len(run)
+        mask = np.zeros(len(at) if few else len(run), np.bool_)
         for table in mine:
-            shown, order = indexed(run, table.shape.names)
-            mask[order[spread(shown, table.active)]] = True
+            shown = shown_by(run, table.shape.names)
+            mask |= table.covers(shown[at] if few else shown)
+        if few:
+            return mask
         known = run.indexes[_HIDDEN] = (tables, version, mask)
-    found: Mask = known[2]
+    found: Mask = known[2][at]
     return found

@@ -153,25 +153,21 @@ class Suspended:
             return NOTHING_KEPT
         return min(self.reached.get(p, NO_WATERMARK) for p in range(votes.bit_length()) if votes >> p & 1)
 
-    def never_free(self, hashes: Sequence[U64], since: I64, now: int) -> Mask:
-        """Which pairs, given per shape the hash of their sub-tuple, were covered at every moment from `since` until now."""
-        moment = since
-        while True:
-            before = moment
-            for table, shown in zip(self.tables, hashes, strict=True):
-                moment = table.free_at(shown, moment)
-            if (moment == before).all():
-                return moment >= now
+    @property
+    def used(self) -> list[ShapeTable]:
+        """The tables that cover anything, or did of late."""
+        return [table for table in self.tables if len(table.entries) or len(table.intervals)]
 
 
-def spread(ordered: U64, few: U64) -> Mask:
-    """Which of sorted values stand in another sorted array; searches for the fewer."""
-    if len(few) * 4 > len(ordered):
-        return among(ordered, few)
-    steps = np.zeros(len(ordered) + 1, np.int32)
-    np.add.at(steps, np.searchsorted(ordered, few, "left"), 1)
-    np.subtract.at(steps, np.searchsorted(ordered, few, "right"), 1)
-    return np.cumsum(steps[:-1]) > 0
+def never_free(shown: Sequence[tuple[ShapeTable, U64]], since: I64, now: int) -> Mask:
+    """Which pairs, given for each table in use the hash of their sub-tuple, were covered at every moment from `since` until now."""
+    moment = since
+    while True:
+        before = moment
+        for table, hashes in shown:
+            moment = table.free_at(hashes, moment)
+        if (moment == before).all():
+            return moment >= now
 
 
 def by_hash(table: Table) -> Table:

@@ -306,9 +306,8 @@ def _feedback_counts(hosts: Mapping[int, PartitionHost]) -> dict[str, int] | Non
     """What feedback has done here; None where it is off."""
     total: dict[str, int] = {}
     for host in hosts.values():
-        if host.node.feedback is not None:
-            for name, count in host.node.feedback.counts().items():
-                total[name] = total.get(name, 0) + count
+        for name, count in (host.node.feedback_counts() or {}).items():
+            total[name] = total.get(name, 0) + count
     return total or None
 
 

@@ -279,7 +279,7 @@ def test_figure_9b_an_empty_relation_stops_everything_at_once() -> None:
     assert paper.messages("j1")[0] == ("suspend", {EVERYTHING})
     for i in range(20):
         paper.arrive("A", 2 + i, x=1, y=i)
-    assert paper.made("j1") == 3
+    assert paper.made("j1") == 0  # the paper makes one: its join looks only when a row comes
     assert paper.messages("j1") == []
     assert paper.check() == 0
 
@@ -343,8 +343,8 @@ def section_five(feedback: bool, routing: Routing = "fixed") -> tuple[Paper, Mul
 
 
 def hidden_in(node: MultiJoin, side: int) -> set[tuple[str, int]]:
-    assert node.feedback is not None
-    return {(str(t.shape), int(h)) for pair in node.feedback.pairs if pair.side == side for t in pair.tables for h in t.active}
+    assert node.hiding is not None
+    return {(str(t.shape), int(h)) for pair in node.hiding.pairs if pair.side == side for t in pair.tables for h in t.active}
 
 
 def test_section_5_an_m_join_hides_what_has_no_partner_further_down_the_path() -> None:

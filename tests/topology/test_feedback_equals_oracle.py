@@ -72,7 +72,7 @@ def run_case(seed: int) -> Counter[str]:
     for node in driver.nodes.values():
         memo = node.memo.feedback
         assert memo is not None
-        assert memo.tickets == [[], []], f"{where}: a resume was never answered"
+        assert not any(memo.tickets), f"{where}: a resume was never answered"
         counts.update({name: getattr(memo, name) for name in COUNTED})
         counts["changes"] += sum(w.changes for w in memo.weighed or ())
     return counts

@@ -77,7 +77,7 @@ def feedback_blocks() -> Iterator[tuple[str, int, list[tuple[int, Block]]]]:
     driver = TopologyDriver(PLAN, STREAMS, partitions=PARTITIONS, source_partitions=1, feedback=True)
     for i in range(500):
         stream = rng.choice("abc") if rng.random() < 0.93 else "d"
-        driver.produce(stream, 0, {"k": rng.randrange(3), "m": rng.randrange(3), "z": rng.randrange(6), "ts": 1_000 + 2 * i})
+        driver.produce(stream, 0, {"k": rng.randrange(3), "m": rng.randrange(3), "z": rng.randrange(6), "ts": 1_000 + 3 * i})
         driver.run(rng.randrange, most=3)
     for (node, partition), log in driver.inputs.items():
         yield node, partition, [(i, decode_block(data)) for i, data in enumerate(log.records)]

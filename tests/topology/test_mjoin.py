@@ -101,9 +101,9 @@ def test_it_forgets_what_no_other_side_can_meet(feedback: bool) -> None:
         assert node._horizon(side) == horizon
         assert all(segment.max_end >= horizon for segment in state.segments())
         assert sum(segment.rows for segment in state.segments()) < 250
-    if node.feedback is not None:
-        assert sum(len(t.entries) for t in node.feedback._all) < 400
-        assert not any(len(t.intervals) for t in node.feedback._all)
+    if node.hiding is not None:
+        assert sum(len(t.entries) for t in node.hiding._all) < 400
+        assert not any(len(t.intervals) for t in node.hiding._all)
 
 
 def test_feedback_saves_composites() -> None:

@@ -1,27 +1,30 @@
 """M-Joins, alone and within trees, with fixed paths and as an Eddy, with feedback and without: the results are the oracle's, each once.
 
-Each seed draws a query, a tree with or without M-Joins, partitions, sparse streams and an interleaving, and runs it four times. A failing seed prints itself; `case(seed)`
-replays it. All four runs see the same events, so their composites can be compared: feedback makes fewer.
+Each seed draws a query, a tree with or without M-Joins, partitions, sparse streams and an interleaving, and runs it five times. A failing seed prints itself; `case(seed)`
+replays it. All runs see the same events, so their composites can be compared: feedback makes fewer.
 """
 
 import random
 from collections import Counter
+from unittest import mock
 
 import pytest
 
 from schemas.mesh import FieldType, Routing, Stream
 from services.simulation.case import random_tree
 from tests.drawn import check_results, say, work
+from topology import policy
 from topology.cql import parse_query
 from topology.mjoin import MultiJoin
 from topology.oracle import Event, truth
 from topology.plan import build_plan, tree_text
+from topology.policy import RESTLESS
 from topology.testing import TopologyDriver
 
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "v": FieldType.INT64, "ts": FieldType.TIMESTAMP}
 EXTRA = ("a0.v < a1.v", "a0.v + a2.v > a1.v", "a1.v <> a2.v", "a0.ts <= a2.ts", "a0.v > 0", "NOT (a0.v = 1 OR a1.v = 2)")
 SEEDS, CHUNK = 240, 40
-MODES: tuple[tuple[Routing, bool], ...] = (("fixed", False), ("fixed", True), ("eddy", False), ("eddy", True))
+MODES: tuple[tuple[Routing, bool | str], ...] = (("fixed", False), ("fixed", True), ("eddy", False), ("eddy", True), ("fixed", "auto"))
 done: Counter[str] = Counter()
 
 
@@ -39,6 +42,11 @@ def draw_text(rng: random.Random, n: int) -> str:
 
 
 def case(seed: int) -> Counter[str]:
+    with mock.patch.multiple(policy, **RESTLESS):
+        return _case(seed)
+
+
+def _case(seed: int) -> Counter[str]:
     rng = random.Random(seed)
     n = rng.choice([3, 3, 4, 4, 5])
     names = [f"r{i}" for i in range(n)]
@@ -74,10 +82,15 @@ def case(seed: int) -> Counter[str]:
         where = f"seed {seed}: {tree_text(plan.tree)}, {routing}, feedback {feedback}"
         counts["results"] += check_results(driver, wanted, where)
         for node in driver.nodes.values():
+            memo = node.memo.feedback
+            assert memo is None or not any(memo.tickets), f"{where}: a resume was never answered"
             if isinstance(node, MultiJoin):
-                counts[f"composites {routing}{' with feedback' if feedback else ''}"] += node.paths.composites
-                if node.feedback is not None:
-                    counts.update({name: getattr(node.feedback.memo, name) for name in ("values_suspended", "values_resumed", "rows_diverted", "pairs_avoided")})
+                if feedback != "auto":
+                    counts[f"composites {routing}{' with feedback' if feedback else ''}"] += node.paths.composites
+                if memo is not None:
+                    counts.update({name: getattr(memo, name) for name in ("values_suspended", "values_resumed", "rows_diverted", "pairs_avoided", "pairs_resumed")})
+                    counts["asked"] += memo.values_suspended > 0 and memo.blocks_sent > 0
+                    counts["changes of mind"] += sum(w.changes for w in memo.weighed or ())
     return counts
 
 
@@ -95,5 +108,6 @@ def test_it_happened_often_and_feedback_saves(capsys: pytest.CaptureFixture[str]
         assert done["mixed"] > SEEDS / 8
         assert min(done[what] for what in ("values_suspended", "values_resumed", "rows_diverted")) > 2_000
         assert done["pairs_avoided"] > 500
+        assert min(done[what] for what in ("pairs_resumed", "asked")) > 100  # made later for a consumer; and told to a producer
         for routing in ("fixed", "eddy"):
             assert done[f"composites {routing} with feedback"] < done[f"composites {routing}"]

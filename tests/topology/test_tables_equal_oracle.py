@@ -121,7 +121,7 @@ def case(seed: int) -> Counter[str]:
     counts["behind the cut"] = sum(e.stream in tables for e in events) - len(before)
     for node in driver.nodes.values():
         if node.memo.feedback is not None:
-            assert node.memo.feedback.tickets == [[], []], f"{where}: a resume was never answered"
+            assert not any(node.memo.feedback.tickets), f"{where}: a resume was never answered"
             counts["values resumed"] += node.memo.feedback.values_resumed
             counts["values suspended"] += node.memo.feedback.values_suspended
             counts["pairs avoided"] += node.memo.feedback.pairs_avoided
