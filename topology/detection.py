@@ -17,6 +17,7 @@ from topology.state import Run, WindowState
 from topology.subtuples import mask_of, perhaps_present, present
 from topology.suspended import ShapeTable
 
+ROWS_LEAST, KINDS_A_ROW = 4, 2  # of a smaller block nothing can be told; with more kinds of values than that for each row of a block hardly any comes twice
 Found = tuple[int, I64, U64]  # number of the shape, rows, the hash each shows
 
 
@@ -24,10 +25,14 @@ def without_partner(shapes: Sequence[tuple[int, Shape]], rows: Rows, states: Seq
     """The minimal sub-tuples of these rows that nothing stored in the input they must meet shows; of these numbered shapes, small ones first.
 
     `bloom`: the paper's cheap variant. Of single columns alone, by Bloom filters, which may miss some.
+
+    Values that only rows of several inputs of the producer show together (type II) are as many as composites, unless few rows have few values: where
+    hardly any comes twice, they are not worth a word and not looked for.
     """
     found: list[tuple[set[Column], Mask]] = []
+    rare: list[set[Column]] = []  # sub-tuples that hardly two rows share; still fewer share one that contains them
     for i, shape in shapes:
-        if bloom and len(shape.columns) > 1:
+        if (bloom and len(shape.columns) > 1) or (not any(shape.sides) and any(columns <= set(shape.columns) for columns in rare)):
             continue
         open_rows = np.ones(len(rows), np.bool_)  # those of which no smaller part is found already
         for columns, mask in found:
@@ -38,11 +43,19 @@ def without_partner(shapes: Sequence[tuple[int, Shape]], rows: Rows, states: Seq
             continue
         shown = shape_hash(rows.take(at) if at.size < len(rows) else rows, shape.names)
         values, which = np.unique(shown, return_inverse=True)
+        if not any(shape.sides) and len(rows) >= ROWS_LEAST and kinds(len(shown), len(values)) > KINDS_A_ROW * len(shown):
+            rare.append(set(shape.columns))
+            continue
         gone = missing(shape, values, states[shape.other], bloom)[which]
         at, shown = at[gone], shown[gone]
         if at.size:
             found.append((set(shape.columns), mask_of(len(rows), at)))
             yield i, at, shown
+
+
+def kinds(rows: int, distinct: int) -> float:
+    """About how many different values there are in all, if a sample of so many rows shows so many: as many as let that many rows repeat one by chance."""
+    return max(distinct, rows**2 / (2 * max(0.5, rows - distinct)))
 
 
 def missing(shape: Shape, hashes: U64, other: WindowState, bloom: bool = False) -> Mask:

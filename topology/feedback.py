@@ -38,7 +38,7 @@ from topology.subtuples import (
     unpack,
     waiting_rows,
 )
-from topology.suspended import Suspended, among, bits_of, never_free
+from topology.suspended import NOTHING_KEPT, Suspended, among, bits_of, never_free
 from topology.window import COMPLETE
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class Feedback:
         self.memo.values_resumed += sum(len(e) for _, e in ended)
         for p in bits_of(told):
             entries = [(i, e["hash"][e["told"] & np.uint64(1 << p) != 0]) for i, e in ended]
-            self._tell(side, p, "resume", [(i, entries_of(h)) for i, h in entries if len(h)], ticket, effects)
+            self._tell(side, p, "resume", [(i, entries_of(h)) for i, h in entries if len(h)], ticket, effects, kept_from)
         return True
 
     def detect(self, side: int, run: Run, sender_partition: int) -> None:
@@ -446,9 +446,12 @@ class Feedback:
         for p, entries in gone.items():
             effects.sends.append(self.join.send_to(p, "release", pack(entries, 0)))
 
-    def _tell(self, side: int, partition: int, kind: Kind, entries: list[tuple[int, Any]], ticket: int, effects: "Effects") -> None:
+    def _tell(
+        self, side: int, partition: int, kind: Kind, entries: list[tuple[int, Any]], ticket: int, effects: "Effects", kept_from: int = NOTHING_KEPT
+    ) -> None:
         rows = pack(entries, ticket) if entries else None
-        effects.sends.append(self.join.send_back(side, partition, kind, self._reached(side), rows))
+        # With a resume: what was kept until now for the sake of our consumer is still wanted, though nothing may be suspended any more.
+        effects.sends.append(self.join.send_back(side, partition, kind, min(self._reached(side), kept_from), rows))
 
     def counts(self) -> dict[str, int]:
         return self.memo.counts(

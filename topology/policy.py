@@ -18,6 +18,7 @@ import numpy as np
 
 from schemas.block import Kind
 from schemas.rows import U64
+from topology.detection import kinds
 
 BLOCK_US, RESUME_US = 2000, 8000  # a block about demand; a resume, its answer and what it makes
 VALUE_US, ROW_US = 10, 1.3  # a value in such a block, a composite from making to purging
@@ -100,7 +101,7 @@ class Weighed(msgspec.Struct):
         share = self.unseen_rows / max(1, rows)
         for way, (useless, values) in enumerate(found):
             all_useless = share * useless
-            told = min(_kinds(values), all_useless)
+            told = min(kinds(len(values), len(np.unique(values))), all_useless)
             saved = ROW_US * (AHEAD * all_useless - told)
             detection = _detection(self.unseen_blocks, self.unseen_rows - all_useless, shapes if way else 1)  # in the rows that would still come
             spent = VALUE_US * told + AHEAD * (self.unseen_blocks * (NEWS * BLOCK_US + KEEP_US) + detection)
@@ -136,9 +137,3 @@ class Weighed(msgspec.Struct):
 
 def _detection(blocks: int, rows: float, shapes: int) -> float:
     return (DETECT_US * blocks + LOOK_US * rows) * shapes
-
-
-def _kinds(values: U64) -> float:
-    """How many different values there are, of which these are a sample: so many that as many of them would be equal to another by chance."""
-    distinct = len(np.unique(values))
-    return max(distinct, len(values) ** 2 / (2 * max(0.5, len(values) - distinct)))

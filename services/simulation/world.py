@@ -29,7 +29,7 @@ from services.runtime import failpoints
 from services.simulation.broker import Record, SimBroker, SimSender
 from services.simulation.case import draw_case
 from services.simulation.processes import Disk, IngestProcess, NodeProcess, Process, SimulatedCrash, SinkProcess
-from topology import policy
+from topology import detection, policy
 from topology.plan import Plan
 from topology.policy import RESTLESS
 
@@ -356,6 +356,7 @@ class World:
                 mock.patch.object(router_module, "MAX_BLOCK_BYTES", self.block_bytes),
                 mock.patch.object(partition_module, "cut", cut),
                 mock.patch.multiple(policy, **RESTLESS),
+                mock.patch.object(detection, "ROWS_LEAST", 10**9),
             ):
                 yield
         finally:

@@ -46,7 +46,7 @@ def measure(case: Case, modes: list[str], repeat: int, seed: int, limit_s: float
 
 def line(f: Figures) -> str:
     stopped = f"  stopped after {f.stopped:.0%} of the events" if f.stopped else ""
-    return f"{f.cpu_s:8.2f} CPU s  {f.composites:10,} composites  {f.peak_bytes / 1e6:8.2f} MB at most  {f.messages:7,} messages  {f.results:,} results{stopped}"
+    return f"{f.cpu_s:8.2f} CPU s  {f.composites:10,} composites  {f.peak_bytes / 1e6:8.2f} MB at most  {f.messages:7,} messages  {f.comparisons / 1e6:9,.1f} M comparisons  {f.results:,} results{stopped}"
 
 
 def disagreement(rows: dict[str, dict[str, Any]]) -> str | None:

@@ -66,7 +66,7 @@ def table(one: Series, cases: Sequence[Case], measured: Measured) -> list[str]:
     """One row a point; in each cell the modes in order."""
     modes = list(measured[cases[0]])
     order = " / ".join(modes)
-    head = [one.axis, f"CPU s, {order}", "REF/JIT", f"composites, {order}", f"peak MB, {order}", "of JIT's: state, tables, indexes", "JIT values suspended / resumed", "JIT messages (MB)", "results"]
+    head = [one.axis, f"CPU s, {order}", "REF/JIT", "nested loops, M comparisons, REF / JIT (ratio)", f"composites, {order}", f"peak MB, {order}", "of JIT's: state, tables, indexes", "JIT values suspended / resumed", "JIT messages (MB)", "results"]
     found = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for case in cases:
         rows = measured[case]
@@ -76,7 +76,7 @@ def table(one: Series, cases: Sequence[Case], measured: Measured) -> list[str]:
             return " / ".join(("> " if row["stopped"] and field == "cpu_s" else "") + format(row[field] / scale, form) + ("*" if row["stopped"] else "") for row in rows.values())
 
         cells = [
-            f"{one.value(case):g}", each("cpu_s", ".2f"), ratio(ref, jit), each("composites", ",.0f"), each("peak_bytes", ".2f", 1e6),
+            f"{one.value(case):g}", each("cpu_s", ".2f"), ratio(ref, jit), comparisons(ref, jit), each("composites", ",.0f"), each("peak_bytes", ".2f", 1e6),
             f"{jit['state_bytes'] / 1e6:.2f}, {jit['table_bytes'] / 1e6:.2f}, {jit['index_bytes'] / 1e6:.2f}",
             f"{jit['suspended']:,} / {jit['resumed']:,}", f"{jit['messages']:,} ({jit['message_bytes'] / 1e6:.1f})", f"{ref['results']:,}",
         ]  # fmt: skip
@@ -88,6 +88,12 @@ def ratio(ref: Row, jit: Row) -> str:
     if not jit["cpu_s"] or ref["stopped"]:
         return "?"
     return ("< " if jit["stopped"] else "") + f"{ref['cpu_s'] / jit['cpu_s']:.2f}"
+
+
+def comparisons(ref: Row, jit: Row) -> str:
+    if ref["stopped"] or jit["stopped"]:
+        return "?"
+    return f"{ref['comparisons'] / 1e6:,.1f} / {jit['comparisons'] / 1e6:,.1f} ({ref['comparisons'] / max(1, jit['comparisons']):.1f})"
 
 
 def keys_table() -> list[str]:

@@ -63,6 +63,7 @@ class Figures:
     table_bytes: int = 0  # what is suspended, at both ends
     index_bytes: int = 0  # what feedback derives from stored runs to look for sub-tuples
     peak_bytes: int = 0  # state, tables and indexes at the worst moment
+    comparisons: int = 0  # of two rows, or of a row with a value, that nested loops would make; what the paper's CPU time is made of
     steps: int = 0
     suspended: int = 0  # values
     resumed: int = 0
@@ -85,6 +86,8 @@ class Mesh:
         self.back: deque[tuple[str, bytes]] = deque()
         self.on: deque[tuple[str, bytes]] = deque()
         self.out: list[bytes] = []
+        for join in self.nodes.values():
+            join.join_again = self._again(join)  # type: ignore[method-assign]
 
     def take(self, blocks: list[tuple[str, bytes]]) -> None:
         """Work off a stretch: block by block, each until nothing is under way any more."""
@@ -96,7 +99,16 @@ class Mesh:
     def _step(self, target: str, data: bytes) -> None:
         offset, figures = self.offsets[target], self.figures
         self.offsets[target] += 1
-        for send in self.nodes[target].step(offset, decode_block(data)).sends:
+        node, block = self.nodes[target], decode_block(data)
+        diverted = 0 if node.feedback is None else node.feedback.memo.rows_diverted
+        stored = 0 if block.header.kind != "rows" else _rows(node, 1 - block.header.side)
+        effects = node.step(offset, block)
+        if block.header.kind == "rows" and block.rows is not None:
+            figures.comparisons += len(block.rows) * stored
+            if node.feedback is not None:
+                figures.comparisons -= (node.feedback.memo.rows_diverted - diverted) * stored  # they wait, and are compared when they are resumed
+                figures.comparisons += len(block.rows) * _values(node)
+        for send in effects.sends:
             sent = encode_block(send.block)
             figures.block_bytes += len(sent)
             if send.target == "out":
@@ -106,6 +118,16 @@ class Mesh:
             if send.back or send.block.header.kind in OF_PRODUCER:
                 figures.messages += 1
                 figures.message_bytes += len(sent)
+
+    def _again(self, node: JoinNode) -> Callable[[int, Any], Any]:
+        """`join_again` of a node, with what nested loops would compare for it."""
+        inner = node.join_again
+
+        def join_again(side: int, stored: Any) -> Any:
+            self.figures.comparisons += len(stored) * _rows(node, 1 - side)
+            return inner(side, stored)
+
+        return join_again
 
     def measure(self) -> None:
         """What is held now, if it is more than ever before."""
@@ -180,6 +202,17 @@ def table_bytes(node: JoinNode) -> int:
         return 0
     here = sum(t.entries.nbytes + t.intervals.nbytes for t in node.feedback.suspended.tables)
     return here + sum(t.nbytes for demand in node.feedback.demands if demand is not None for t in demand.tables)
+
+
+def _rows(node: JoinNode, side: int) -> int:
+    return sum(segment.rows for segment in node.states[side].segments())
+
+
+def _values(node: JoinNode) -> int:
+    """What a new row is compared with beside the other side's rows: values suspended here, and those it may be a partner of."""
+    assert node.feedback is not None
+    here = sum(len(table.active) for table in node.feedback.suspended.tables)
+    return here + sum(len(t) for demand in node.feedback.demands if demand is not None for t in demand.tables)
 
 
 def _nbytes(value: Any) -> int:
