@@ -50,6 +50,12 @@ class Demand:
     def is_empty(self) -> bool:
         return not any(len(t) for t in self.tables)
 
+    @property
+    def passed_on(self) -> float:
+        """The share of what is told that our own consumer does not want."""
+        told = sum(map(len, self.tables))
+        return sum(int((t["why"] & NOT_WANTED != 0).sum()) for t in self.tables) / told if told else 0.0
+
     def told_anyone(self) -> int:
         """Producer partitions that leave something out for us, as bits."""
         told = 0

@@ -43,7 +43,7 @@ def without_partner(shapes: Sequence[tuple[int, Shape]], rows: Rows, states: Seq
             continue
         shown = shape_hash(rows.take(at) if at.size < len(rows) else rows, shape.names)
         values, which = np.unique(shown, return_inverse=True)
-        if not any(shape.sides) and len(rows) >= ROWS_LEAST and kinds(len(shown), len(values)) > KINDS_A_ROW * len(shown):
+        if not any(shape.sides) and len(rows) >= ROWS_LEAST and not repeats(len(shown), len(values)):
             rare.append(set(shape.columns))
             continue
         gone = missing(shape, values, states[shape.other], bloom)[which]
@@ -56,6 +56,11 @@ def without_partner(shapes: Sequence[tuple[int, Shape]], rows: Rows, states: Seq
 def kinds(rows: int, distinct: int) -> float:
     """About how many different values there are in all, if a sample of so many rows shows so many: as many as let that many rows repeat one by chance."""
     return max(distinct, rows**2 / (2 * max(0.5, rows - distinct)))
+
+
+def repeats(rows: int, distinct: int) -> bool:
+    """Whether values are few enough to be told one by one, by a sample of so many rows that show so many."""
+    return kinds(rows, distinct) <= KINDS_A_ROW * rows
 
 
 def missing(shape: Shape, hashes: U64, other: WindowState, bloom: bool = False) -> Mask:

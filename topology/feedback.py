@@ -21,7 +21,7 @@ import numpy.typing as npt
 from schemas.block import NO_WATERMARK, Block, Header, Kind
 from schemas.rows import I64, U64, Mask, Rows
 from topology.demand import NO_PARTNER, NOT_WANTED, Demand, Ticket
-from topology.detection import missing, not_wanted, together, whole_without_partner, without_partner
+from topology.detection import missing, not_wanted, repeats, together, whole_without_partner, without_partner
 from topology.feedback_blocks import OF_CONSUMER, OF_PRODUCER, changed_tables
 from topology.feedback_memo import FeedbackMemo
 from topology.hashing import sample
@@ -79,8 +79,9 @@ class Feedback:
             for k, twin in enumerate(self._shapes(shape.other)) if twin.columns == shape.opposite and twin.opposite == shape.columns
         }  # fmt: skip
         self._empty_shapes = [
-            (side, i, s.other) for side in range(len(self.demands)) for i, s in enumerate(self._shapes(side)) if not s.columns and s.opposite is not None
-        ]
+            (side, i, s.other) for side in range(len(self.demands)) for i, s in enumerate(self._shapes(side))
+            if not s.columns and s.opposite is not None and not self._comes_often(s.other)
+        ]  # fmt: skip
         self.consumer = join.node.target if join.node.target != "out" else None
         self.changed: set[str] = set()
         self._done: list[tuple[int, int]] = []  # (consumer partition, its ticket) to be answered behind the rows of this step
@@ -122,11 +123,12 @@ class Feedback:
         if self.memo.weighed is None or demand is None:
             return
         weighed = self.memo.weighed[side]
-        weighed.heard(header.sender_partition, header.avoided, self.join.partitions)
+        news = weighed.heard(header.sender_partition, header.avoided, self.join.partitions)
+        self.memo.spared_above += int(news * demand.passed_on * self.join.memo.rows_out / max(1, self.join.memo.rows_in[side]))
         shapes = sum(shape.opposite is not None for shape in demand.shapes)
         if weighed.takes(len(run), shapes):
             few = run if len(run) <= SAMPLE_ROWS else run.take(sample(len(run), SAMPLE_ROWS))
-            unwanted, own = list(self._not_wanted(side, few)), self._own(side)
+            unwanted, own = list(self._not_wanted(side, few)), self._own(side, run)
             single = [*without_partner(own, few.rows, self.join.states, bloom=True), *unwanted]
             whole = [*whole_without_partner(own, few.rows, self.join.states), *unwanted]
             weighed.looked(len(few), shapes, [together(len(few), found) for found in (single, whole)])
@@ -221,7 +223,7 @@ class Feedback:
         if self.demands[side] is None or not self._speaks(side):
             return
         bloom = self.memo.weighed is not None and not self.memo.weighed[side].lattice
-        for i, at, shown in without_partner(self._own(side), run.rows, self.join.states, bloom):
+        for i, at, shown in without_partner(self._own(side, run), run.rows, self.join.states, bloom):
             _, first = np.unique(shown, return_index=True)
             self._suspend(side, i, run.rows.take(at[first]), NO_PARTNER, None)
         for i, at, shown in self._not_wanted(side, run):
@@ -232,12 +234,23 @@ class Feedback:
         demand = self.demands[side] if side >= 0 else None
         return () if demand is None else demand.shapes
 
-    def _own(self, side: int) -> list[tuple[int, Shape]]:
-        """The shapes of a side that may be suspended for want of a partner now: not of one in a table that is still loading."""
-        return [(i, s) for i, s in enumerate(self._shapes(side)) if s.opposite is not None and not is_loading(self.join, s.other)]
+    def _own(self, side: int, run: Run) -> list[tuple[int, Shape]]:
+        """The shapes of a side that may be suspended for want of a partner now: not of one in a table that is still loading.
+
+        And not everything for want of any row of a stream, if the values of these rows repeat: the next row of the stream would ask for everything that was left out in a
+        window, though it has a use for one value.
+        """
+        found = [(i, s) for i, s in enumerate(self._shapes(side)) if s.opposite is not None and not is_loading(self.join, s.other)]
+        if any(not s.columns for _, s in found) and repeats(len(run), 1 + int((run.hashes[1:] != run.hashes[:-1]).sum())):
+            found = [(i, s) for i, s in found if s.columns or not self._comes_often(s.other)]
+        return found
+
+    def _comes_often(self, side: int) -> bool:
+        """Whether rows of a side are to be expected: of a stream, not of a table or a join."""
+        return self.join.node.inputs[side].is_source and not self.join.is_static[side]
 
     def _detect_empty(self) -> None:
-        """While the other side holds nothing, nothing is wanted, whether or not rows come: those before our producer need not be made either.
+        """While another join has made nothing, or a table is empty, nothing is wanted, whether or not rows come: those before our producer need not be made either.
 
         It is said at most once in a window; with `auto`, at most so often that it can cost no more than a small share of the work.
         """

@@ -18,6 +18,7 @@ class FeedbackMemo(msgspec.Struct):
     told: list[int] = msgspec.field(default_factory=lambda: [NO_WATERMARK, NO_WATERMARK])  # watermark each producer was told
     expired: list[int] = msgspec.field(default_factory=lambda: [NO_WATERMARK, NO_WATERMARK])  # up to where values were last forgotten
     pairs_avoided: int = 0
+    spared_above: int = 0  # pairs that we did not have to make because our producers left out, for our consumer's sake, what they are made of; with `auto`, about
     rows_diverted: int = 0
     values_suspended: int = 0
     values_resumed: int = 0
@@ -25,6 +26,11 @@ class FeedbackMemo(msgspec.Struct):
     blocks_sent: int = 0  # about demand, to producers and to the consumer
     bytes_sent: int = 0  # of these; counted by the host, which encodes them
     weighed: list[Weighed] | None = None  # per side, with `auto`
+
+    @property
+    def spared(self) -> int:
+        """What our consumer is told it saves: pairs left out and not made since."""
+        return self.pairs_avoided + self.spared_above - self.pairs_resumed
 
     def counts(self, here: int, above: int = 0, speaking: int = 0) -> dict[str, int]:
         """For reports: what is suspended now, and what was done since the beginning."""

@@ -356,7 +356,7 @@ class Partition:
             epoch=self.memo.epoch,
             side=side,
             watermark=watermark,
-            avoided=0 if self.memo.feedback is None else self.memo.feedback.pairs_avoided - self.memo.feedback.pairs_resumed,
+            avoided=0 if self.memo.feedback is None else self.memo.feedback.spared,
         )
 
 

@@ -47,7 +47,7 @@ class Weighed(msgspec.Struct):
     lattice: bool = False  # how it detects: over the whole lattice, or single columns by Bloom filters
     blocks: int = 0  # since the last period ended
     rows: int = 0
-    unseen_blocks: int = LOOK_BLOCKS  # since the last look
+    unseen_blocks: int = 0  # since the last look
     unseen_rows: int = 0
     rarely: int = 1  # how many times the usual distance is between looks: more after each that promised nothing
     promises: list[float] = msgspec.field(default_factory=lambda: [0.0, 0.0])  # what single columns and the lattice would save beyond their cost, by the last look
@@ -67,14 +67,15 @@ class Weighed(msgspec.Struct):
         self.empties += allowed
         return allowed
 
-    def heard(self, partition: int, avoided: int, of: int) -> None:
-        """A producer partition has left out so many pairs for all `of` partitions of ours."""
-        news = avoided - self.avoided.get(partition, avoided)
+    def heard(self, partition: int, avoided: int, of: int) -> float:
+        """A producer partition has left out so many pairs for all `of` partitions of ours; gives how many are news for this one."""
+        news = (avoided - self.avoided.get(partition, avoided)) / of
         self.avoided[partition] = avoided
         if self.speaks:
-            self.saved += ROW_US * news / of  # less than nothing if it made more of what it had left out than it left out
+            self.saved += ROW_US * news  # less than nothing if it made more of what it had left out than it left out
             if news > 0 and self.heard_at < 0:
                 self.heard_at = self.periods
+        return news
 
     def paid(self, kind: Kind, values: int) -> None:
         """A block about demand with so many values was sent to the producer."""
@@ -89,7 +90,8 @@ class Weighed(msgspec.Struct):
         self.unseen_blocks, self.unseen_rows = self.unseen_blocks + 1, self.unseen_rows + rows
         if self.speaks:
             self.spent += KEEP_US + _detection(1, rows, shapes if self.lattice else 1)
-        if self.unseen_blocks < LOOK_BLOCKS * self.rarely and self.unseen_rows < LOOK_ROWS * self.rarely:
+        first = self.rarely == 1 and not self.changes  # the first look is taken as soon as it is worth it
+        if not first and self.unseen_blocks < LOOK_BLOCKS * self.rarely and self.unseen_rows < LOOK_ROWS * self.rarely:
             return False
         worth = ROW_US * self.unseen_rows > MARGIN * self.unseen_blocks * (NEWS * BLOCK_US + KEEP_US + DETECT_US)
         if not worth:

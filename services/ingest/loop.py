@@ -42,7 +42,7 @@ from topology.window import COMPLETE
 log = logging.getLogger("joinmesh.ingest")
 FETCH = 20_000  # records a round
 PER_PARTITION = 4_000  # records of one partition a round, so that streams advance together
-PER_PARTITION_LEAST = 100  # when receivers are slow: what is sent in one round cannot be called back
+PER_PARTITION_LEAST = 250  # when receivers are slow: what is sent in one round cannot be called back
 LINGER_S = 0.03
 COMMIT_S = 1.0
 BACKLOG_MOST = 40_000  # fetched and waiting, per partition, before its fetching is paused
@@ -76,7 +76,8 @@ class Ingest:
         self, mesh: Mesh, plans: Mapping[str, tuple[PlanPublished, Plan]], counts: Mapping[str, int], consumer: Any, sender: Any,
         reporter: Reporter | None, incarnation: int | None = None, health: Health | None = None, flows: Sequence[Flow] = (),
     ) -> None:  # fmt: skip
-        self.flows, self.per_round = flows, PER_PARTITION_LEAST if flows else PER_PARTITION
+        self.per_round_least = min(PER_PARTITION, PER_PARTITION_LEAST * mesh.partitions)  # a round is cut into a block for each partition of a node
+        self.flows, self.per_round, self.has_room = flows, self.per_round_least if flows else PER_PARTITION, True
         self.mesh, self.stopping = mesh, False
         self.consumer, self.sender, self.reporter, self.health = consumer, sender, reporter, health or Health()
         streams = [mesh.streams[name] for name in mesh.streams if name in counts]
@@ -213,14 +214,15 @@ class Ingest:
             log.warning("fetching: %s", error.str())
 
     def _may_send(self) -> bool:
-        """Whether receivers that want short queues have room; a round is smaller the slower they are."""
+        """Whether receivers that want short queues have room; a round is smaller the slower they are: half as large each time they have none."""
         if not self.flows:
             return True
-        if any(flow.is_ahead for flow in self.flows):
-            self.per_round = max(PER_PARTITION_LEAST, self.per_round // 2)
-            return False
-        self.per_round = min(PER_PARTITION, self.per_round + self.per_round // 4)
-        return True
+        had_room, self.has_room = self.has_room, not any(flow.is_ahead for flow in self.flows)
+        if self.has_room:
+            self.per_round = min(PER_PARTITION, self.per_round + self.per_round // 4)
+        elif had_room:
+            self.per_round = max(self.per_round_least, self.per_round // 2)
+        return self.has_room
 
     def _round(self) -> bool:
         now = time.monotonic()

@@ -8,6 +8,8 @@ their results are compared. Event time runs slowly beside the processing, as in 
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -97,6 +99,16 @@ def measure(bootstrap: str, home: Path, feedback: str, count: int, expected: int
     }  # fmt: skip
 
 
+def audit(home: Path, feedback: str) -> None:
+    """Prove the results of a run by Spark; ends with an error if it does not pass."""
+    command = [sys.executable, "-m", "services.audit", "-f", str(home / f"{feedback}.yaml"), "--report", str(home / f"{feedback}-audit")]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"feedback {feedback}: the audit does not pass\n{done.stdout}{done.stderr}")
+    proof = json.loads((home / f"{feedback}-audit" / "audit.json").read_text())["queries"]["four"]
+    print(f"feedback {feedback}: audit passed, expected {proof['expected']:,}, found {proof['found']:,}", flush=True)
+
+
 def composites(mesh: Mesh) -> int:
     """Rows that j1 and j2 made, as they report them."""
     time.sleep(1.5)  # a report comes once a second
@@ -115,11 +127,14 @@ def main() -> None:
     parser.add_argument("--fan-out", type=int, default=10, help="partners of a row in the next stream (default: %(default)s)")
     parser.add_argument("--partitions", type=int, default=1, help="of each join node (default: %(default)s)")
     parser.add_argument("--modes", default="off,on,auto", help="of feedback, in this order (default: %(default)s)")
+    parser.add_argument("--audit", action="store_true", help="prove the results of each run by Spark; takes minutes")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="joinmesh-bench-") as folder, LocalBroker(Path(folder) / "broker", tied=True, progress=print) as broker:
         count, expected = load(broker.bootstrap, args.events, args.window * 1000, args.fan_out)
         figures = {feedback: measure(broker.bootstrap, Path(folder), feedback, count, expected, args.window, args.partitions) for feedback in args.modes.split(",")}
+        for feedback in figures if args.audit else ():
+            audit(Path(folder), feedback)
     for feedback, row in figures.items():
         print(f"feedback {feedback:4}" + "".join(f"{name} {value:,}  " for name, value in row.items()))
     for feedback in set(figures) - {"off"} if "off" in figures else ():
