@@ -63,6 +63,11 @@ def repeats(rows: int, distinct: int) -> bool:
     return kinds(rows, distinct) <= KINDS_A_ROW * rows
 
 
+def are_few(ordered: U64) -> bool:
+    """Whether the values of a block's rows, given in order, are few enough for that."""
+    return len(ordered) >= ROWS_LEAST and repeats(len(ordered), 1 + int((ordered[1:] != ordered[:-1]).sum()))
+
+
 def missing(shape: Shape, hashes: U64, other: WindowState, bloom: bool = False) -> Mask:
     """Which sub-tuples of a shape nothing on the other side shows. The empty one is missing while that side holds nothing."""
     if not shape.columns:

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from schemas.block import NO_WATERMARK, Block, Header, Kind
 from schemas.rows import I64, U64, Mask, Rows
 from topology.demand import NO_PARTNER, NOT_WANTED, Demand, Ticket
-from topology.detection import missing, not_wanted, repeats, together, whole_without_partner, without_partner
-from topology.feedback_blocks import OF_CONSUMER, OF_PRODUCER, changed_tables
+from topology.detection import are_few, missing, not_wanted, together, whole_without_partner, without_partner
+from topology.feedback_blocks import OF_PRODUCER, changed_tables, is_feedback
 from topology.feedback_memo import FeedbackMemo
 from topology.hashing import sample
 from topology.policy import Weighed
@@ -241,7 +241,7 @@ class Feedback:
         window, though it has a use for one value.
         """
         found = [(i, s) for i, s in enumerate(self._shapes(side)) if s.opposite is not None and not is_loading(self.join, s.other)]
-        if any(not s.columns for _, s in found) and repeats(len(run), 1 + int((run.hashes[1:] != run.hashes[:-1]).sum())):
+        if any(not s.columns for _, s in found) and are_few(run.hashes):
             found = [(i, s) for i, s in found if s.columns or not self._comes_often(s.other)]
         return found
 
@@ -304,7 +304,7 @@ class Feedback:
         for side, demand in enumerate(self.demands):
             for p, news in demand.take_unsent() if demand is not None else ():
                 self.changed.add(f"d{side}")
-                self._tell(side, p, "suspend", [(i, _as_entries(t)) for i, t in news], 0, effects)
+                self._tell(side, p, "suspend", [(i, entries_of(t["hash"], t["left"])) for i, t in news], 0, effects)
         for i, table in enumerate(self.suspended.tables):
             polled = table.poll()
             for p in range(self.join.partitions):
@@ -472,14 +472,3 @@ class Feedback:
             above=sum(int((t["told"] != 0).sum()) for d in self.demands if d is not None for t in d.tables),
             speaking=sum(d is not None and self._speaks(side) for side, d in enumerate(self.demands)),
         )
-
-
-def is_feedback(header: Header, consumer: str) -> bool:
-    """Whether a block of an input topic is about demand, and not rows or their time."""
-    return header.kind in (*OF_CONSUMER, *OF_PRODUCER) or (header.kind == "watermark" and header.sender == consumer)
-
-
-def _as_entries(told: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    entries = entries_of(told["hash"])
-    entries["left"] = told["left"]
-    return entries

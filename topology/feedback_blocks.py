@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from schemas.block import Block
+from schemas.block import Block, Header
 from schemas.errors import BlockError
 from topology.admission import check_node_header
 from topology.demand import TOLD
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 OF_PRODUCER = ("release", "resume-done", "poll")
 OF_CONSUMER = ("suspend", "resume")
+
+
+def is_feedback(header: Header, consumer: str) -> bool:
+    """Whether a block of an input topic is about demand, and not rows or their time."""
+    return header.kind in (*OF_CONSUMER, *OF_PRODUCER) or (header.kind == "watermark" and header.sender == consumer)
 
 
 def check_feedback(feedback: "Feedback", block: Block) -> None:

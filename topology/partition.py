@@ -24,8 +24,8 @@ from schemas.errors import BlockError, StateError
 from schemas.mesh import Routing
 from schemas.rows import I64, Rows
 from topology.admission import Admission
-from topology.feedback import ARRIVED, PARTITIONS_MOST, Feedback, is_feedback
-from topology.feedback_blocks import OF_PRODUCER, check_feedback, restore_tables
+from topology.feedback import ARRIVED, PARTITIONS_MOST, Feedback
+from topology.feedback_blocks import OF_PRODUCER, check_feedback, is_feedback, restore_tables
 from topology.feedback_memo import FeedbackMemo
 from topology.hashing import hash_key
 from topology.plan import Input, Plan, side_name

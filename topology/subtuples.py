@@ -24,9 +24,11 @@ BITS_A_ROW = 16
 TYPES = {SHAPE: np.int64, VALUE: np.uint64, LEFT: np.uint64, TICKET: np.int64}
 
 
-def entries_of(hashes: U64) -> npt.NDArray[Any]:
+def entries_of(hashes: U64, left: U64 | None = None) -> npt.NDArray[Any]:
     entries = np.zeros(len(hashes), ENTRY)
     entries["hash"] = hashes
+    if left is not None:
+        entries["left"] = left
     return entries
 
 
