@@ -6,6 +6,7 @@ contains it, so what is reported is minimal.
 Invariant: a reported sub-tuple has no partner in the other side's state; what is not reported costs work and never a row.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -54,8 +55,14 @@ def without_partner(shapes: Sequence[tuple[int, Shape]], rows: Rows, states: Seq
 
 
 def kinds(rows: int, distinct: int) -> float:
-    """About how many different values there are in all, if a sample of so many rows shows so many: as many as let that many rows repeat one by chance."""
-    return max(distinct, rows**2 / (2 * max(0.5, rows - distinct)))
+    """About how many different values there are in all, if a sample of so many rows shows so many: as many as would let that many rows repeat one by chance."""
+    low, high = float(distinct), float(rows) ** 2
+    if distinct == rows:
+        return high
+    for _ in range(30):  # n rows show about d (1 - exp(-n/d)) of d values, which grows with d
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle * -math.expm1(-rows / middle) < distinct else (low, middle)
+    return high
 
 
 def repeats(rows: int, distinct: int) -> bool:

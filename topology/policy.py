@@ -26,7 +26,7 @@ DETECT_US, LOOK_US = 400, 0.05  # to look through a block for what has no partne
 KEEP_US = 800  # what both ends do for what is suspended while a block is made and taken
 LOOK_BLOCKS, LOOK_ROWS = 16, 50_000  # a hushed side is looked at after so many blocks or rows
 RARELY_MOST = 32
-AHEAD = 8  # for how many times the stretch between two looks a value is taken to serve
+AHEAD = 8  # for how many times the stretch between two looks a value is taken to serve, which is `LOOK_BLOCKS` at least
 NEWS = 0.5  # of the blocks are answered with one about demand
 MARGIN = 1.5  # how many times its cost it must promise to save before it speaks
 LEAST_GAIN = 1.25  # and how many times it must save while it does
@@ -101,12 +101,13 @@ class Weighed(msgspec.Struct):
     def looked(self, rows: int, shapes: int, found: Sequence[tuple[int, U64]]) -> None:
         """By each way of detection: of the rows looked at so many have no use, and they show these values."""
         share = self.unseen_rows / max(1, rows)
+        ahead = AHEAD * max(1.0, LOOK_BLOCKS / self.unseen_blocks)
         for way, (useless, values) in enumerate(found):
             all_useless = share * useless
-            told = min(kinds(len(values), len(np.unique(values))), all_useless)
-            saved = ROW_US * (AHEAD * all_useless - told)
+            told = min(kinds(len(values), len(np.unique(values))), ahead * all_useless)
+            saved = ROW_US * (ahead * all_useless - told)
             detection = _detection(self.unseen_blocks, self.unseen_rows - all_useless, shapes if way else 1)  # in the rows that would still come
-            spent = VALUE_US * told + AHEAD * (self.unseen_blocks * (NEWS * BLOCK_US + KEEP_US) + detection)
+            spent = VALUE_US * told + ahead * (self.unseen_blocks * (NEWS * BLOCK_US + KEEP_US) + detection)
             self.promises[way] = max(0.0, saved - MARGIN * spent)
         self.rarely = 1 if any(self.promises) else min(RARELY_MOST, 2 * self.rarely)
         self.unseen_blocks = self.unseen_rows = 0

@@ -398,3 +398,57 @@ def test_section_5_an_empty_state_hides_everything() -> None:
     paper.arrive("C", 6, x=1)
     assert EVERYTHING not in hidden_in(node, 0) | hidden_in(node, 1)
     assert paper.check() == 4
+
+
+def test_where_both_inputs_are_joins_the_one_that_makes_nothing_silences_the_other() -> None:
+    """DOE in a bushy plan: there is no ABCD, so nobody makes an EF after the first."""
+    where = "A.x = B.x AND C.x = D.x AND A.y = C.y AND B.y = D.y AND E.x = F.x AND A.u = E.u AND C.v = F.v"
+    paper = Paper(where, ((("A", "B"), ("C", "D")), ("E", "F")), "xyuv", "ABCDEF")
+    paper.arrive("A", 0, x=1, y=1, u=1)
+    paper.arrive("B", 0, x=1, y=1)
+    for i in range(10):
+        for stream in "EF":
+            paper.arrive(stream, 60 + 30 * i, x=1, u=1, v=1)
+    for stream in "AB":
+        paper.arrive(stream, 340, x=1, y=1, u=1)
+    assert paper.made("j4") == 1
+    assert ("suspend", {EVERYTHING}) in paper.messages("j4")
+    for stream in "CD":
+        paper.arrive(stream, 341, x=1, y=1, v=1)
+    assert paper.made("j4") == paper.check() > 10  # there is an ABCD now
+
+
+@pytest.mark.parametrize("routing", ["fixed", "eddy"])
+def test_section_5_an_m_join_tells_its_producer_what_it_has_no_partner_for(routing: Routing) -> None:
+    paper = Paper("A.x = B.x AND A.y = C.y AND C.y = D.y", (("A", "B"), "C", "D"), "xy", "ABCD", routing=routing)
+    paper.arrive("C", 0, y=7)
+    paper.arrive("D", 0, y=100)
+    for _ in range(3):
+        paper.arrive("B", 1, x=1)
+    paper.arrive("A", 2, x=1, y=100)
+    assert paper.made("j1") == 3
+    assert paper.messages("j1") == [("suspend", {sub_tuple("A.y", 100)})]
+    for i in range(5):
+        paper.arrive("B", 3 + i, x=1)
+    assert paper.made("j1") == 3
+    paper.arrive("C", 10, y=100)
+    assert paper.messages("j1") == [("resume", {sub_tuple("A.y", 100)})]
+    assert paper.made("j1") == 8
+    assert paper.check() == 8
+
+
+@pytest.mark.parametrize("routing", ["fixed", "eddy"])
+def test_section_5_an_m_join_leaves_out_what_its_consumer_does_not_want(routing: Routing) -> None:
+    paper = Paper("A.x = B.x AND B.x = C.x AND A.y = D.y", (("A", "B", "C"), "D"), "xy", "ABCD", routing=routing)
+    paper.arrive("D", 0, y=7)
+    for stream in "BC":
+        paper.arrive(stream, 1, x=1)
+    paper.arrive("A", 2, x=1, y=100)
+    assert paper.messages("j1") == [("suspend", {sub_tuple("A.y", 100)})]
+    for i in range(3):
+        paper.arrive("B", 3 + i, x=1)
+        paper.arrive("C", 3 + i, x=1)
+    assert paper.made("j1") == 1
+    paper.arrive("D", 10, y=100)
+    assert paper.made("j1") == 16  # each of the others once, whichever of its rows came last
+    assert paper.check() == 16

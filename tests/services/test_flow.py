@@ -1,5 +1,8 @@
 """How far ahead of a node its senders may be."""
 
+from dataclasses import dataclass
+
+from services.ingest.loop import Ingest
 from services.runtime.flow import AHEAD_S, BLOCKS_LEAST, STUCK_S, Distance
 
 
@@ -37,3 +40,24 @@ def test_a_place_that_goes_back_counts_as_nothing_done() -> None:
     distance.reached([0], 2.0)
     assert distance.rate < rate
     assert distance.is_far([100], 2.0)
+
+
+@dataclass
+class Queue:
+    is_ahead: bool = False
+
+
+def test_a_round_is_halved_once_for_each_wait() -> None:
+    """However often it is asked while it waits; and it is never smaller than a block for each partition is worth."""
+    queue, ingest = Queue(), Ingest.__new__(Ingest)
+    ingest.flows, ingest.per_round, ingest.per_round_least, ingest.has_room = (queue,), 1_000, 400, True  # type: ignore[assignment]
+    queue.is_ahead = True
+    assert not any(ingest._may_send() for _ in range(50))
+    assert ingest.per_round == 500
+    queue.is_ahead = False
+    assert ingest._may_send()
+    assert ingest.per_round == 625
+    for _ in range(10):
+        queue.is_ahead = not queue.is_ahead
+        ingest._may_send()
+    assert 400 <= ingest.per_round < 625
