@@ -78,7 +78,7 @@ def are_few(ordered: U64) -> bool:
 def missing(shape: Shape, hashes: U64, other: WindowState, bloom: bool = False) -> Mask:
     """Which sub-tuples of a shape nothing on the other side shows. The empty one is missing while that side holds nothing."""
     if not shape.columns:
-        return np.full(len(hashes), not any(True for _ in other.segments()))
+        return np.full(len(hashes), other.is_empty)
     return ~(perhaps_present if bloom else present)(other, shape.opposite_names, hashes)
 
 

@@ -75,7 +75,7 @@ class Feedback:
         # Shapes of which both sides speak: (side, shape) -> the same on the other side.
         self._mirrored = {
             (side, i): (shape.other, k)
-            for side, demand in enumerate(self.demands) for i, shape in enumerate(demand.shapes if demand is not None else ())
+            for side in range(len(self.demands)) for i, shape in enumerate(self._shapes(side))
             for k, twin in enumerate(self._shapes(shape.other)) if twin.columns == shape.opposite and twin.opposite == shape.columns
         }  # fmt: skip
         self._empty_shapes = [
@@ -105,7 +105,7 @@ class Feedback:
     @property
     def _has_any(self) -> bool:
         """Whether anything is suspended, here or above, or was of late."""
-        return any(len(t.entries) or len(t.intervals) for t in self.suspended.tables) or any(d is not None and not d.is_empty for d in self.demands)
+        return bool(self.suspended.used) or any(d is not None and not d.is_empty for d in self.demands)
 
     def _count(self, effects: "Effects") -> None:
         """What this step said about demand: for reports, and for the policy of the side it is about."""
@@ -124,7 +124,8 @@ class Feedback:
             return
         weighed = self.memo.weighed[side]
         news = weighed.heard(header.sender_partition, header.avoided, self.join.partitions)
-        self.memo.spared_above += int(news * demand.passed_on * self.join.memo.rows_out / max(1, self.join.memo.rows_in[side]))
+        if news:
+            self.memo.spared_above += int(news * demand.passed_on * self.join.memo.rows_out / max(1, self.join.memo.rows_in[side]))
         shapes = sum(shape.opposite is not None for shape in demand.shapes)
         if weighed.takes(len(run), shapes):
             few = run if len(run) <= SAMPLE_ROWS else run.take(sample(len(run), SAMPLE_ROWS))
@@ -257,7 +258,7 @@ class Feedback:
         for side, i, other in self._empty_shapes:
             demand = self.demands[side]
             assert demand is not None
-            if len(demand.tables[i]) or any(True for _ in self.join.states[other].segments()) or is_loading(self.join, other):
+            if len(demand.tables[i]) or not self.join.states[other].is_empty or is_loading(self.join, other):
                 continue
             if self.memo.weighed is None or self.memo.weighed[side].may_say_empty(self.join.memo.blocks_in, self.join.partitions):
                 self._say(side, i, entries_of(np.zeros(1, np.uint64)), NO_PARTNER, None)

@@ -183,6 +183,10 @@ class WindowState:
                 del self.slices[slice]
         return dropped
 
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.slices.values())
+
     def segments(self) -> Iterator[Segment]:
         for segments in self.slices.values():
             yield from segments
