@@ -32,10 +32,18 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     watermark: int
 
 
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """What a block holds of one step of its sender, if it holds rows of several."""
+
+    sequence: int
+    rows: int
+
+
 class Header(msgspec.Struct, frozen=True, array_like=True):
     """Who sent it, what it is, and where it stands in the sender's sequence.
 
-    A block of ingest (`positions` not empty) is deduplicated by source offset, one of a join node by `sequence`.
+    A block of ingest (`positions` not empty) is deduplicated by source offset, one of a join node by `sequence`: the
+    last of its steps that it holds something of, with those of all its rows, in order, in `steps` if there are several.
     """
 
     kind: Kind
@@ -49,6 +57,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     watermark: int
     positions: tuple[Position, ...] = ()
     avoided: int = 0  # pairs the sender has left out so far because of feedback and not made since, about; its consumer weighs them against what feedback costs
+    steps: tuple[Step, ...] = ()
 
 
 class Block(msgspec.Struct, frozen=True):

@@ -42,6 +42,7 @@ class Admission:
         if header.kind not in ("rows", "watermark"):
             raise BlockError(f"of kind {header.kind!r}, which nothing sends yet")
         self._check_place(header)
+        _check_steps(header, 0 if block.rows is None else len(block.rows))
         if block.rows is not None:
             self._check_rows(block.rows)
             if self.input.is_source and len(block.rows):
@@ -99,11 +100,22 @@ def check_sender(header: Header, partitions: int | None) -> None:
     _check_time(header.watermark)
 
 
+def _check_steps(header: Header, rows: int) -> None:
+    """Steps, if there are several, are those of a join node, in order, and make up all its rows."""
+    sequences = [step.sequence for step in header.steps]
+    ordered = sequences == sorted(set(sequences)) and (not sequences or 0 <= sequences[0] <= sequences[-1] <= header.sequence)
+    whole = not header.steps or (all(step.rows > 0 for step in header.steps) and sum(step.rows for step in header.steps) == rows)
+    if not ordered or not whole or (header.steps and header.positions):
+        raise BlockError(f"steps {[(step.sequence, step.rows) for step in header.steps]} are not those of {rows} rows up to sequence {header.sequence}")
+
+
 def check_node_header(header: Header, epoch: int, partitions: int) -> None:
     """The header of a block about demand: of this plan, from a join node."""
     _check_epoch(header, epoch)
     if header.positions:
         raise BlockError("source positions in a join node's block")
+    if header.steps:
+        raise BlockError("several steps in a block about demand")
     check_sender(header, partitions)
 
 

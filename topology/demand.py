@@ -123,6 +123,12 @@ class Demand:
         table["told"][hit] &= np.uint64(~(1 << partition) & (2**64 - 1)) | table["unsent"][hit]
         self.tables[shape] = table[(table["told"] != 0) | (table["open"] != 0)]
 
+    def open_for(self, shape: int, hashes: U64) -> set[int]:
+        """The tickets under which some of these sorted hashes are being asked for."""
+        table = self.tables[shape]
+        found = table["open"][among(table["hash"], hashes)]
+        return set(found[found != 0].tolist())
+
     def is_open(self, shape: int, hashes: U64) -> Mask:
         table = self.tables[shape]
         return among(hashes, table["hash"][table["open"] != 0])

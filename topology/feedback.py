@@ -25,20 +25,13 @@ from topology.detection import are_few, missing, not_wanted, together, whole_wit
 from topology.feedback_blocks import OF_PRODUCER, changed_tables, is_feedback
 from topology.feedback_memo import FeedbackMemo
 from topology.hashing import sample
+from topology.owed import owed_pairs
 from topology.policy import Weighed
 from topology.shapes import Shape, shape_hash, shapes_of
 from topology.state import Run
 from topology.static import is_loading, latest_end
-from topology.subtuples import (
-    TICKET,
-    entries_of,
-    hidden_rows,
-    pack,
-    rows_with,
-    unpack,
-    waiting_rows,
-)
-from topology.suspended import NOTHING_KEPT, Suspended, among, bits_of, never_free
+from topology.subtuples import TICKET, entries_of, hidden_rows, pack, unpack, waiting_rows
+from topology.suspended import NOTHING_KEPT, Suspended, bits_of
 from topology.window import COMPLETE
 
 if TYPE_CHECKING:
@@ -126,13 +119,14 @@ class Feedback:
         news = weighed.heard(header.sender_partition, header.avoided, self.join.partitions)
         if news:
             self.memo.spared_above += int(news * demand.passed_on * self.join.memo.rows_out / max(1, self.join.memo.rows_in[side]))
+        filled = weighed.filled(self.join.others_reached(side), self.join.window)
         shapes = sum(shape.opposite is not None for shape in demand.shapes)
         if weighed.takes(len(run), shapes):
             few = run if len(run) <= SAMPLE_ROWS else run.take(sample(len(run), SAMPLE_ROWS))
             unwanted, own = list(self._not_wanted(side, few)), self._own(side, run)
             single = [*without_partner(own, few.rows, self.join.states, bloom=True), *unwanted]
             whole = [*whole_without_partner(own, few.rows, self.join.states), *unwanted]
-            weighed.looked(len(few), shapes, [together(len(few), found) for found in (single, whole)])
+            weighed.looked(len(few), shapes, [together(len(few), found) for found in (single, whole)], filled)
         if weighed.turn() and not weighed.speaks:
             self._resume_all(side, effects)
 
@@ -391,47 +385,32 @@ class Feedback:
 
     def _resumed(self, rows: Rows, voter: int, now: int, effects: "Effects") -> Rows | None:
         ticket, kept_from = int(rows.ints(TICKET)[0]), self.suspended.kept_from  # before the votes go: rows that were kept for them are still needed
-        ended = []
+        ended, waiting = [], False
         for i, entries in unpack(rows):
             table = self.suspended.tables[i]
-            ended.append((i, table, table.retract(np.unique(entries["hash"]), voter, now, latest_end(self.join, table.shape))))
+            waiting |= self._asked_already(i, entries["hash"], (voter, ticket))
+            ended.append((i, table, table.retract(entries["hash"], voter, now, latest_end(self.join, table.shape))))
             self.changed.add(f"s{i}")
-        waiting = False
         for side, demand in enumerate(self.demands):
             if demand is not None:
                 asked = [(self._passed[side][i], e["hash"].copy()) for i, _, e in ended if i in self._passed[side] and len(e)]
                 waiting |= self._ask(side, asked, NOT_WANTED, [(voter, ticket)], kept_from, effects)
         if not waiting:
             self._done.append((voter, ticket))
-        owed = list(self._owed([(t, e) for _, t, e in ended if len(e)], now, kept_from))
+        owed = list(owed_pairs(self.join, self.suspended, [(t, e) for _, t, e in ended if len(e)], now, kept_from))
         self.memo.pairs_resumed += sum(map(len, owed))
         return Rows.concat(owed) if owed else None
 
-    def _owed(self, ended: list[tuple[Any, npt.NDArray[Any]]], now: int, kept_from: int) -> Iterator[Rows]:
-        """Pairs that show an entry which just ended and that were never free before; of rows that a consumer may still want."""
-        earlier: list[tuple[Shape, U64]] = []
-        for table, entries in ended:
-            shape = table.shape
-            # A row of one side shows it, or only several together do. The empty sub-tuple: every row of the first.
-            lead, names = shape.lead(self.join.node.inputs)
-            hashes = np.unique(entries["hash"] if any(shape.sides) else entries["left"])
-            found = rows_with(self.join.states[lead], names, hashes)
-            pairs, since = None, None
-            if found is not None:
-                pairs, since = self.join.join_again(lead, found.take(np.flatnonzero(found.ends >= kept_from)))
-            if pairs is not None and since is not None:
-                shown = [(t, shape_hash(pairs, t.shape.names)) for t in self.suspended.used]
-                of_shape = {t.shape: h for t, h in shown}
-                keep = among(of_shape[shape], entries["hash"])
-                for other, done in earlier:
-                    keep &= ~among(of_shape[other], done)
-                for t, h in shown:
-                    keep &= ~t.covers(h)
-                pairs = pairs.filter(keep)
-                pairs = pairs.filter(never_free([(t, h[keep]) for t, h in shown], since[keep], now))
-                if len(pairs):
-                    yield pairs.select(self.join.carried)
-            earlier.append((shape, entries["hash"]))
+    def _asked_already(self, i: int, hashes: U64, answer: tuple[int, int]) -> bool:
+        """Whether values are on their way because another partition of our consumer asked for them: this one is answered when they have come, too."""
+        found = False
+        for passed, demand in zip(self._passed, self.demands, strict=True):
+            open_ = demand.open_for(passed[i], hashes) if demand is not None and i in passed else set()
+            for ticket in demand.tickets if demand is not None else ():
+                if ticket.id in open_:
+                    ticket.answers.append(answer)
+                    found = True
+        return found
 
     def _expire(self, effects: "Effects") -> None:
         """Forget what no row can matter to any more, and say so."""

@@ -24,6 +24,7 @@ from schemas.errors import BlockError, StateError
 from schemas.mesh import Routing
 from schemas.rows import I64, Rows
 from topology.admission import Admission
+from topology.bundle import unseen_of
 from topology.feedback import ARRIVED, PARTITIONS_MOST, Feedback
 from topology.feedback_blocks import OF_PRODUCER, check_feedback, is_feedback, restore_tables
 from topology.feedback_memo import FeedbackMemo
@@ -76,6 +77,16 @@ class Effects:
     drops: list[tuple[int, int]] = field(default_factory=list)  # (side, segment id)
     sends: list[Send] = field(default_factory=list)
     tables: dict[str, bytes] = field(default_factory=dict)  # of feedback, whole, those that changed
+
+    def add(self, then: "Effects") -> None:
+        """What a later step wants done, too."""
+        put = {(side, segment.id): (side, segment, run) for side, segment, run in self.puts}
+        for place in then.drops:
+            if put.pop(place, None) is None:  # else made and merged before it was ever written
+                self.drops.append(place)
+        self.puts = [*put.values(), *then.puts]
+        self.sends += then.sends
+        self.tables |= then.tables
 
 
 class _Recorder:
@@ -267,11 +278,12 @@ class Partition:
                 return None
             newest[header.sender_partition] = header.incarnation
             last = memo.seen_sequences.setdefault(header.sender, {})
-            if header.sequence <= last.get(header.sender_partition, -1):
-                memo.rows_repeated += 0 if rows is None else len(rows)
-                return None
-            last[header.sender_partition] = header.sequence
-            return rows if rows is not None else _NOTHING
+            rows = rows if rows is not None else _NOTHING
+            new = unseen_of(header, rows, last.get(header.sender_partition, -1))
+            memo.rows_repeated += len(rows) - (0 if new is None else len(new))
+            if new is not None:
+                last[header.sender_partition] = header.sequence
+            return new
         seen = memo.seen_offsets.setdefault(header.sender, {})
         if rows is None:
             rows = _NOTHING
@@ -286,10 +298,10 @@ class Partition:
                     )
                 if position.first < known and len(rows):
                     ids = rows.ints(part_id(header.sender))
-                    new = (ids >> OFFSET_BITS != position.partition) | ((ids & OFFSET_MASK) >= known)
-                    if not new.all():
-                        memo.rows_repeated += len(rows) - int(new.sum())
-                        rows = rows.filter(new)
+                    unseen = (ids >> OFFSET_BITS != position.partition) | ((ids & OFFSET_MASK) >= known)
+                    if not unseen.all():
+                        memo.rows_repeated += len(rows) - int(unseen.sum())
+                        rows = rows.filter(unseen)
             seen[position.partition] = max(known or 0, position.next)
         return rows
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from schemas.block import Kind
+from schemas.block import NO_WATERMARK, Kind
 from schemas.rows import U64
 from topology.detection import kinds
 
@@ -26,6 +26,8 @@ DETECT_US, LOOK_US = 400, 0.05  # to look through a block for what has no partne
 KEEP_US = 800  # what both ends do for what is suspended while a block is made and taken
 LOOK_BLOCKS, LOOK_ROWS = 16, 50_000  # a hushed side is looked at after so many blocks or rows
 RARELY_MOST = 32
+FILLED_LEAST = 1 / 64
+LATER = 1.0  # what a composite that is asked for after all costs, of what it saved to leave it out at first
 AHEAD = 8  # for how many times the stretch between two looks a value is taken to serve, which is `LOOK_BLOCKS` at least
 NEWS = 0.5  # of the blocks are answered with one about demand
 MARGIN = 1.5  # how many times its cost it must promise to save before it speaks
@@ -36,7 +38,7 @@ PERIODS_UNHEARD = 64  # before one is judged that has said something and has had
 PAUSE_MOST = 256  # periods
 EMPTY_BLOCKS = 64  # of work for each time that an empty other side is told a producer partition
 RESTLESS: dict[str, Any] = {  # for tests: changes its mind every few blocks
-    "PERIOD_BLOCKS": 2, "LOOK_BLOCKS": 1, "RARELY_MOST": 1, "PERIODS_LEAST": 1, "PERIODS_UNHEARD": 2, "PAUSE_MOST": 2, "BLOCK_US": 0.1, "RESUME_US": 0.1, "VALUE_US": 0.1, "DETECT_US": 0.1, "KEEP_US": 0.1,
+    "PERIOD_BLOCKS": 2, "LOOK_BLOCKS": 1, "RARELY_MOST": 1, "PERIODS_LEAST": 1, "PERIODS_UNHEARD": 2, "PAUSE_MOST": 2, "BLOCK_US": 0.1, "RESUME_US": 0.1, "VALUE_US": 0.1, "DETECT_US": 0.1, "KEEP_US": 0.1, "FILLED_LEAST": 1.0, "LATER": 0.0,
 }  # fmt: skip
 
 
@@ -60,6 +62,7 @@ class Weighed(msgspec.Struct):
     avoided: dict[int, int] = msgspec.field(default_factory=dict)  # producer partition -> pairs it had left out when last heard
     changes: int = 0
     empties: int = 0  # how often the producer was told that the other side is empty
+    since: int | None = None  # how far the other sides were when first heard of: their windows fill from there
 
     def may_say_empty(self, blocks_in: int, partitions: int) -> bool:
         """Whether a node that has taken so many blocks may tell its producer that the other side is empty. It needs no look: it costs next to nothing."""
@@ -98,13 +101,27 @@ class Weighed(msgspec.Struct):
             self.unseen_blocks = self.unseen_rows = 0
         return worth and not (self.speaks and self.lattice)
 
-    def looked(self, rows: int, shapes: int, found: Sequence[tuple[int, U64]]) -> None:
-        """By each way of detection: of the rows looked at so many have no use, and they show these values."""
+    def filled(self, reached: int, window: int) -> float:
+        """Which share of their window the other sides' rows span by now, if these have come so far."""
+        if reached == NO_WATERMARK:
+            return FILLED_LEAST
+        if self.since is None:
+            self.since = reached
+        return min(1.0, max(FILLED_LEAST, (reached - self.since) / max(1, window)))
+
+    def looked(self, rows: int, shapes: int, found: Sequence[tuple[int, U64]], filled: float = 1.0) -> None:
+        """By each way of detection: of the rows looked at so many have no use, and they show these values; by then the other sides' windows were filled so far.
+
+        Partners come by chance: if a share of the rows has none in a part of a window, that share to the power of window by part has none in a whole one. Those are left out for good;
+        the others are asked for before they end, and making them later costs as much as it saved. Where no value has a partner yet, one is taken to have one.
+        """
         share = self.unseen_rows / max(1, rows)
         ahead = AHEAD * max(1.0, LOOK_BLOCKS / self.unseen_blocks)
         for way, (useless, values) in enumerate(found):
-            all_useless = share * useless
-            told = min(kinds(len(values), len(np.unique(values))), ahead * all_useless)
+            different = kinds(len(values), len(np.unique(values)))
+            lasting = (useless / max(1, rows) / (1 + 1 / max(1.0, different))) ** (1 / filled)
+            all_useless = share * useless * max(0.0, lasting - LATER * (1 - lasting))
+            told = min(different, ahead * all_useless)
             saved = ROW_US * (ahead * all_useless - told)
             detection = _detection(self.unseen_blocks, self.unseen_rows - all_useless, shapes if way else 1)  # in the rows that would still come
             spent = VALUE_US * told + ahead * (self.unseen_blocks * (NEWS * BLOCK_US + KEEP_US) + detection)

@@ -1,7 +1,7 @@
 """What leaves the mesh: rows of the root join into result records.
 
 Invariant: a record's key is the ids of its parts in FROM order, its value the flat JSON of the selected columns, its timestamp the start
-of its validity. A repeat of the root's block is dropped by its sequence, so each result is made once.
+of its validity. Repeated rows of the root are dropped by their sequence, so each result is made once.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import polars as pl
 
 from schemas.block import Block
 from schemas.rows import Rows
+from topology.bundle import unseen_of
 from topology.expression import columns_of, compile_expression
 from topology.frames import to_frame
 from topology.plan import Plan
@@ -55,13 +56,13 @@ class ResultEncoder:
 
 
 class SequenceFilter:
-    """Lets each block of the root through once. `last` is what must survive a restart."""
+    """Lets each row of the root through once. `last` is what must survive a restart."""
 
     def __init__(self, last: int = -1) -> None:
         self.last = last
 
-    def is_new(self, block: Block) -> bool:
-        if block.header.sequence <= self.last:
-            return False
-        self.last = block.header.sequence
-        return True
+    def unseen(self, block: Block) -> Rows | None:
+        """The rows of a block that are new."""
+        new = None if block.rows is None else unseen_of(block.header, block.rows, self.last)
+        self.last = max(self.last, block.header.sequence)
+        return new

@@ -2,7 +2,8 @@
 
 Rows live in immutable *segments*, sorted by key hash, grouped by time *slice* (the slice of a row is its validity's
 end on a fixed grid). Insert appends a segment and merges small neighbours of its slice; probe looks only into segments whose validity can
-meet the probe's; purge drops whole segments.
+meet the probe's; purge drops whole segments. Rows of a small block that fall into several slices, as composites do, are not cut at once: they stay together, *young*, until
+they are many or the horizon enters another slice.
 
 Invariant: after `purge(horizon)` every row whose end >= horizon is still there, exactly once, and what is kept beyond
 that ends less than one slice before the horizon. Cost of a step does not grow with rows that are out of reach.
@@ -18,6 +19,7 @@ from schemas.rows import I64, U64, Rows
 from topology.window import HASH, validity
 
 SLICES_PER_WINDOW = 6
+YOUNG, YOUNG_ROWS = -(2**40), 8_192  # the slice of rows that are not cut into slices yet, and how many these may be
 PAIRS_AT_ONCE = 1 << 20  # candidate pairs held in memory at a time, whatever the skew
 
 
@@ -103,11 +105,11 @@ class WindowState:
         """Take over what the store holds after a restart."""
         for segment in sorted(segments, key=lambda s: s.id):
             self.slices.setdefault(segment.slice, []).append(segment)
-            self.newest = max(self.newest, segment.slice)
+            self.newest = max(self.newest, segment.max_end // self.slice_ms)
             self.next_id = max(self.next_id, segment.id + 1)
 
     def insert(self, run: Run) -> None:
-        """Add rows; a block rarely spans more than two slices."""
+        """Add rows."""
         if len(run) == 0:
             return
         slice_of = run.ends // self.slice_ms
@@ -117,14 +119,30 @@ class WindowState:
             self._settle()
         if low == high:
             self._append(low, run)
-            return
+        elif len(run) < YOUNG_ROWS:
+            self._append(YOUNG, run)
+            if sum(segment.rows for segment in self.slices[YOUNG]) >= YOUNG_ROWS:
+                self._grow_up()
+        else:
+            self._cut(run)
+
+    def _cut(self, run: Run) -> None:
+        slice_of = run.ends // self.slice_ms
         for slice in np.unique(slice_of).tolist():
             self._append(slice, run.take(np.flatnonzero(slice_of == slice)))
+
+    def _grow_up(self) -> None:
+        """Young rows go into their slices."""
+        segments = self.slices.pop(YOUNG)
+        run = merge_runs([self.store.get(segment.id) for segment in segments])
+        for segment in segments:
+            self.store.drop(segment.id)
+        self._cut(run)
 
     def _settle(self) -> None:
         """Slices that few rows come into any more become one segment each, so that probes look into few."""
         for slice, segments in self.slices.items():
-            if slice < self.newest - 1 and len(segments) > 1:
+            if YOUNG < slice < self.newest - 1 and len(segments) > 1:
                 run = merge_runs([self.store.get(segment.id) for segment in segments])
                 for segment in segments:
                     self.store.drop(segment.id)
@@ -161,14 +179,15 @@ class WindowState:
 
     def reachable(self, start: int, end: int) -> Iterator[Run]:
         """Runs that may hold a row whose validity meets [start, end]."""
-        for segments in self.slices.values():
-            for segment in segments:
-                if segment.min_start <= end and segment.max_end >= start:
-                    yield self.store.get(segment.id)
+        for segment in self.segments():
+            if segment.min_start <= end and segment.max_end >= start:
+                yield self.store.get(segment.id)
 
     def purge(self, horizon: int) -> int:
         """Drop segments that no row starting at `horizon` or later can meet. Returns the rows dropped."""
         dropped = 0
+        if any(segment.min_start // self.slice_ms < horizon // self.slice_ms for segment in self.slices.get(YOUNG, ())):
+            self._grow_up()  # some of them may have ended
         for slice in [s for s in self.slices if s * self.slice_ms < horizon]:
             kept = []
             for segment in self.slices[slice]:
@@ -188,7 +207,8 @@ class WindowState:
         return not any(self.slices.values())
 
     def segments(self) -> Iterator[Segment]:
-        for segments in self.slices.values():
+        """Oldest slices first, whenever they came: so a restart changes no order."""
+        for _, segments in sorted(self.slices.items()):
             yield from segments
 
 

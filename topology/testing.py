@@ -14,6 +14,7 @@ from typing import Any
 from schemas.block import decode_block, encode_block
 from schemas.mesh import Routing, Stream
 from schemas.rows import Rows
+from topology.bundle import bundled
 from topology.ingest import Late, Read, Reading, Router, StreamReader
 from topology.mjoin import open_node
 from topology.partition import Send
@@ -112,16 +113,18 @@ class TopologyDriver:
             back.read = stop
             return
         log = self.inputs[key] if kind == "node" else self.out[key]
+        sends: list[Send] = []
         for _ in range(min(count, log.waiting)):
             block = decode_block(log.records[log.read])
             log.read += 1
             if kind == "node":
-                self._deliver(self.nodes[key].step(log.read - 1, block).sends)
-            elif self.filters[key].is_new(block) and block.rows is not None:
-                made = self.encoder.encode(block.rows)
+                sends += self.nodes[key].step(log.read - 1, block).sends
+            elif (new := self.filters[key].unseen(block)) is not None:
+                made = self.encoder.encode(new)
                 self.results += [
                     (k, json.loads(v), t) for k, v, t in zip(made.keys, made.values, made.times, strict=True)
                 ]
+        self._deliver(bundled(sends))
 
     def _ingest(self, key: tuple[str, int], count: int) -> None:
         stream, partition = key

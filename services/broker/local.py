@@ -24,7 +24,7 @@ from services.broker.java import find_java
 from services.runtime.tied import tied_command
 
 HOST = "127.0.0.1"
-_JVM = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"]
+_JVM = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true"]
 _LOGGING = {
     "defaultLogLevel": "warn", "showDateTime": "true", "dateTimeFormat": "yyyy-MM-dd HH:mm:ss.SSS", "showThreadName": "false",
     "showShortLogName": "true", "log.kafka.server.BrokerServer": "info", "log.kafka.server.KafkaRaftServer": "info",

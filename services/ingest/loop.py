@@ -76,7 +76,7 @@ class Ingest:
         self, mesh: Mesh, plans: Mapping[str, tuple[PlanPublished, Plan]], counts: Mapping[str, int], consumer: Any, sender: Any,
         reporter: Reporter | None, incarnation: int | None = None, health: Health | None = None, flows: Sequence[Flow] = (),
     ) -> None:  # fmt: skip
-        self.per_round_least = min(PER_PARTITION, PER_PARTITION_LEAST * mesh.partitions)  # a round is cut into a block for each partition of a node
+        self.per_round_least = min(PER_PARTITION, PER_PARTITION_LEAST)
         self.flows, self.per_round, self.has_room = flows, self.per_round_least if flows else PER_PARTITION, True
         self.mesh, self.stopping = mesh, False
         self.consumer, self.sender, self.reporter, self.health = consumer, sender, reporter, health or Health()
@@ -214,13 +214,12 @@ class Ingest:
             log.warning("fetching: %s", error.str())
 
     def _may_send(self) -> bool:
-        """Whether receivers that want short queues have room; a round is smaller the slower they are: half as large each time they have none."""
+        """Whether receivers that want short queues have room; a round is smaller the slower they are: half as large each time they have none, a quarter larger after each that
+        was sent."""
         if not self.flows:
             return True
         had_room, self.has_room = self.has_room, not any(flow.is_ahead for flow in self.flows)
-        if self.has_room:
-            self.per_round = min(PER_PARTITION, self.per_round + self.per_round // 4)
-        elif had_room:
+        if had_room and not self.has_room:
             self.per_round = max(self.per_round_least, self.per_round // 2)
         return self.has_room
 
@@ -249,6 +248,8 @@ class Ingest:
             for router in self.routers[stream]:
                 self._send(router, router.send(frame, self.readers[stream]))
         self.counts["rounds"] += bool(rows)
+        if rows:
+            self.per_round = min(PER_PARTITION, self.per_round + self.per_round // 4)
         return any(len(backlog) for backlog in self.backlogs.values()) and bool(rows)
 
     def _tables_loaded(self) -> bool:

@@ -2,7 +2,8 @@
 
 Invariant: the order of a step. (1) `Partition.step` computes, (2) one WriteBatch makes segments, memo, offsets and outbox durable, (3) the outbox is
 sent, (4) acknowledged entries are trimmed by the next batch. A crash between any two of these repeats sends that
-receivers drop, and loses nothing.
+receivers drop, and loses nothing. Several steps may share (2) and (3): `take` and `relay` compute, `commit` does the rest for all since the last one. Nothing of
+a step is on disk or under way before its `commit`.
 """
 
 import logging
@@ -22,6 +23,7 @@ from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
 from services.runtime.report import Durations
 from services.runtime.store import NodeStore, OutboxEntry
+from topology.bundle import bundled
 from topology.feedback_blocks import OF_PRODUCER
 from topology.mjoin import MultiJoin, open_node
 from topology.node import JoinNode
@@ -47,6 +49,8 @@ class PartitionHost:
         self.database = store
         self.memo = self.database.memo() or Memo()
         self.dead = 0
+        self.waiting = 0  # records taken since the last commit
+        self._effects, self._letters = Effects(), list[OutboxEntry]()  # what they want done
         stored = self.database.plan()
         self.published = published if stored is None else decode_control(stored)
         self.node = self._build(self.published)
@@ -83,41 +87,53 @@ class PartitionHost:
         """Take a record of the control topic."""
         if offset < self.memo.offsets.get("control", 0):
             return
+        self.waiting += 1
         try:
             message = decode_control(data)
         except BlockError as error:
-            self._finish(Effects(), [self._set_aside("control", offset, data, error)])
+            self._set_aside("control", offset, data, error)
             return
         self.memo.offsets["control"] = offset + 1
         if message.query == self.query and message.epoch > self.published.epoch:
             raise StateError(f"query {self.query}: plan of epoch {message.epoch} arrived, this version runs one plan only; upgrade it")
-        self.database.apply(Effects(), self.memo, [])
 
     def take(self, offset: int, data: bytes) -> None:
         """Take a record of the input topic: one step."""
         if offset < self.memo.offsets.get("in", 0):
             return  # fetched again after a rebalance
         begun = time.perf_counter()
-        self._finish(*self._step(offset, data))
+        self.waiting += 1
+        try:
+            self._effects.add(self.node.step(offset, decode_block(data)))
+        except BlockError as error:
+            self._set_aside("in", offset, data, error)
         self.steps.add((time.perf_counter() - begun) * 1000)
 
     def relay(self, offset: int, data: bytes | None) -> None:
         """Append a record of the feedback topic to the input topic: so all that a step depends on stands in one order, and a rebuild reads it again."""
         if offset < self.memo.offsets.get("feedback", 0):
             return
+        self.waiting += 1
         try:
             decode_header(data)
         except BlockError as error:
-            self._finish(Effects(), [self._set_aside("feedback", offset, data, error)])
+            self._set_aside("feedback", offset, data, error)
             return
         assert data is not None
         self.memo.offsets["feedback"] = offset + 1
-        self._finish(Effects(), [OutboxEntry(self._topic(self.node_id), self.partition, data)])
+        self._letters.append(OutboxEntry(self._topic(self.node_id), self.partition, data))
 
-    def _finish(self, effects: Effects, sends: list[OutboxEntry]) -> None:
-        """Durable first, then sent."""
+    def commit(self) -> None:
+        """Durable first, then sent: all that was taken since the last time."""
+        if not self.waiting:
+            return
+        effects, letters = self._effects, self._letters
+        self._effects, self._letters, self.waiting = Effects(), [], 0
+        sends = [(s, OutboxEntry(self._topic(s.target, s.back), s.partition, encode_block(s.block))) for s in bundled(effects.sends)]
+        if self.memo.feedback is not None:
+            self.memo.feedback.bytes_sent += sum(len(entry.value) for s, entry in sends if s.back or s.block.header.kind in OF_PRODUCER)
         failpoint("node.before_batch")
-        entries = self.database.apply(effects, self.memo, sends)
+        entries = self.database.apply(effects, self.memo, [entry for _, entry in sends] + letters)
         failpoint("node.after_batch")
         for store in self.stores:
             store.settle()
@@ -126,24 +142,14 @@ class PartitionHost:
         if entries:
             failpoint("node.after_send")
 
-    def _step(self, offset: int, data: bytes) -> tuple[Effects, list[OutboxEntry]]:
-        """What a record changes and what is to be sent for it: blocks, or its dead letter."""
-        try:
-            effects = self.node.step(offset, decode_block(data))
-        except BlockError as error:
-            return Effects(), [self._set_aside("in", offset, data, error)]
-        sends = [(s, OutboxEntry(self._topic(s.target, s.back), s.partition, encode_block(s.block))) for s in effects.sends]
-        if self.memo.feedback is not None:
-            self.memo.feedback.bytes_sent += sum(len(entry.value) for s, entry in sends if s.back or s.block.header.kind in OF_PRODUCER)
-        return effects, [entry for _, entry in sends]
-
-    def _set_aside(self, kind: str, offset: int, data: bytes | None, error: BlockError) -> OutboxEntry:
+    def _set_aside(self, kind: str, offset: int, data: bytes | None, error: BlockError) -> None:
         """A dead letter, durable with the offset that passes it over."""
         self.dead += 1
         topic = topics.control(self.mesh.name) if kind == "control" else self._topic(self.node_id, kind == "feedback")
         log.error("record at offset %s of %s partition %s set aside: %s", offset, topic, self.partition, error)
         self.memo.offsets[kind] = offset + 1
-        return OutboxEntry(topics.dead(self.mesh.name), self.partition, dead_letter(None, topic, self.partition, offset, str(error), data))
+        letter = dead_letter(None, topic, self.partition, offset, str(error), data)
+        self._letters.append(OutboxEntry(topics.dead(self.mesh.name), self.partition, letter))
 
     def _topic(self, target: str, back: bool = False) -> str:
         if target == "out":

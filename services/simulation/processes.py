@@ -181,6 +181,7 @@ class NodeProcess(Process):
             self.at_back += 1
             count -= 1
             self.host.relay(self.at_back - 1, log[self.at_back - 1].value)
+            self._perhaps_commit()
         return self.at_back > before
 
     def _take(self, log: list[Any], count: int) -> None:
@@ -188,12 +189,21 @@ class NodeProcess(Process):
             self.at += 1
             count -= 1
             self.host.take(self.at - 1, log[self.at - 1].value)
+            self._perhaps_commit()
+
+    def _perhaps_commit(self) -> None:
+        """After each record, after some, or in a later action: a crash may find any number of steps that are not on disk yet."""
+        if self.rng.random() < self.world.commits:
+            self.world.stats["steps committed together"] += self.host.waiting - 1
+            self.host.commit()
 
     def finish(self) -> bool:
         log, before = self.world.broker.log(self.place), self.at
         relayed = self._relay(1 << 30)
         self._take(log, len(log))
-        return relayed or self.at > before
+        waited = self.host.waiting > 0
+        self.host.commit()
+        return relayed or waited or self.at > before
 
 
 class SinkProcess(Process):

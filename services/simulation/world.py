@@ -67,6 +67,7 @@ class World:
         self.crash_rate = self.rng.choice((0.0, 0.005, 0.02, 0.06))  # at each failpoint passed
         self.fault_rate = self.rng.choice((0.01, 0.04, 0.1))  # before each action
         self.delivery = self.rng.choice((0.1, 0.33, 0.5) if self.case.talks else (0.03, 0.1, 0.33))  # share of actions: how long records are under way
+        self.commits = self.rng.choice((0.4, 1.0, 1.0))  # share of records taken behind which a node commits
         self.running: Process | None = None
         self.calm = False
         self.coming = list(reversed(self.case.records))

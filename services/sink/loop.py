@@ -170,8 +170,9 @@ class Sink:
             self.next[partition] = offset + 1
             self.counts["blocks_in"] += 1
             block = self._decode(partition, offset, cast(bytes, message.value()))
-            if block is not None and block.rows is not None and self.filters[partition].is_new(block):
-                rows.setdefault(partition, []).append(block.rows)
+            new = self.filters[partition].unseen(block) if block is not None else None
+            if new is not None:
+                rows.setdefault(partition, []).append(new)
                 self.latency.add(time.time() * 1000 - message.timestamp()[1])
         for partition, blocks in rows.items():
             made = self.encoder.encode(Rows.concat(blocks))

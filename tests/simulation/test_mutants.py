@@ -13,6 +13,8 @@ import msgspec
 import pytest
 from confluent_kafka import TopicPartition
 
+import topology.partition as partition_module
+import topology.results as results_module
 from schemas.block import Block, Header
 from schemas.rows import Rows
 from services.ingest.loop import Ingest
@@ -33,31 +35,32 @@ def _store_memo(host: PartitionHost) -> None:
 
 
 def offset_after_the_sends(patch: pytest.MonkeyPatch) -> None:
-    """The batch holds all but the input offset, which is written when everything is sent."""
+    """The batch holds all but the offsets, which are written when everything is sent."""
+    apply, commit = NodeStore.apply, PartitionHost.commit
 
-    def take(self: PartitionHost, offset: int, data: bytes) -> None:
-        if offset < self.memo.offsets.get("in", 0):
-            return
-        before = dict(self.memo.offsets)
-        effects, sends = self._step(offset, data)
-        after, self.memo.offsets = self.memo.offsets, before
-        failpoint("node.before_batch")
-        entries = self.database.apply(effects, self.memo, sends)
-        failpoint("node.after_batch")
-        for store in self.stores:
-            store.settle()
-        for key, entry in entries:
-            self._transmit(key, entry)
-        failpoint("node.after_send")
-        self.memo.offsets = after
-        _store_memo(self)
+    def without_offsets(
+        self: NodeStore, effects: Effects, memo: Memo, sends: list[OutboxEntry], plan: bytes | None = None
+    ) -> list[tuple[bytes, OutboxEntry]]:
+        stored, after = self.memo(), memo.offsets
+        memo.offsets = {} if stored is None else stored.offsets
+        try:
+            return apply(self, effects, memo, sends, plan)
+        finally:
+            memo.offsets = after
 
-    patch.setattr(PartitionHost, "take", take)
+    def then_offsets(self: PartitionHost) -> None:
+        if self.waiting:
+            commit(self)
+            failpoint("node.after_send")
+            _store_memo(self)
+
+    patch.setattr(NodeStore, "apply", without_offsets)
+    patch.setattr(PartitionHost, "commit", then_offsets)
 
 
 def memo_after_the_sends(patch: pytest.MonkeyPatch) -> None:
     """The input offset and all that says what was seen are written on their own, when everything is sent."""
-    apply = NodeStore.apply
+    apply, commit = NodeStore.apply, PartitionHost.commit
 
     def without_memo(
         self: NodeStore, effects: Effects, memo: Memo, sends: list[OutboxEntry], plan: bytes | None = None
@@ -65,16 +68,14 @@ def memo_after_the_sends(patch: pytest.MonkeyPatch) -> None:
         stored = self.memo()
         return apply(self, effects, memo if stored is None else stored, sends, plan)
 
-    def take(self: PartitionHost, offset: int, data: bytes) -> None:
-        if offset < self.memo.offsets.get("in", 0):
-            return
-        original(self, offset, data)
-        failpoint("node.after_send")
-        _store_memo(self)
+    def then_memo(self: PartitionHost) -> None:
+        if self.waiting:
+            commit(self)
+            failpoint("node.after_send")
+            _store_memo(self)
 
-    original = PartitionHost.take
     patch.setattr(NodeStore, "apply", without_memo)
-    patch.setattr(PartitionHost, "take", take)
+    patch.setattr(PartitionHost, "commit", then_memo)
 
 
 def offset_before_the_batch(patch: pytest.MonkeyPatch) -> None:
@@ -93,21 +94,43 @@ def offset_before_the_batch(patch: pytest.MonkeyPatch) -> None:
 
 def send_before_the_batch(patch: pytest.MonkeyPatch) -> None:
     """Blocks leave, then the batch is written: a crash between the two, or before they arrive, has nothing to resend."""
+    apply = NodeStore.apply
 
-    def take(self: PartitionHost, offset: int, data: bytes) -> None:
-        if offset < self.memo.offsets.get("in", 0):
-            return
-        effects, sends = self._step(offset, data)
-        for entry in sends:
-            self.sender.send(entry.topic, entry.partition, entry.value)
-        failpoint("node.before_batch")
-        for key, _ in self.database.apply(effects, self.memo, sends):
-            self.database.acknowledged(key)
-        failpoint("node.after_batch")
-        for store in self.stores:
-            store.settle()
+    def sent_first(self: PartitionHost) -> None:
+        def send_then_apply(effects: Effects, memo: Memo, sends: list[OutboxEntry]) -> list[tuple[bytes, OutboxEntry]]:
+            for entry in sends:
+                self.sender.send(entry.topic, entry.partition, entry.value)
+            failpoint("node.before_batch")
+            for key, _ in apply(self.database, effects, memo, sends):
+                self.database.acknowledged(key)
+            return []
 
-    patch.setattr(PartitionHost, "take", take)
+        patch.setattr(self.database, "apply", send_then_apply)
+        commit(self)
+
+    commit = PartitionHost.commit
+    patch.setattr(PartitionHost, "commit", sent_first)
+
+
+def commit_forgets_a_step(patch: pytest.MonkeyPatch) -> None:
+    """Of several steps that are made durable together only the last one's sends are kept."""
+    add = Effects.add
+
+    def last_sends(self: Effects, then: Effects) -> None:
+        self.sends.clear()
+        add(self, then)
+
+    patch.setattr(Effects, "add", last_sends)
+
+
+def steps_not_told_apart(patch: pytest.MonkeyPatch) -> None:
+    """A block of several steps is taken whole, though some of them were seen before."""
+
+    def by_the_block(header: Header, rows: Rows, last: int) -> Rows | None:
+        return None if header.sequence <= last else rows
+
+    patch.setattr(partition_module, "unseen_of", by_the_block)
+    patch.setattr(results_module, "unseen_of", by_the_block)
 
 
 def outbox_not_resent(patch: pytest.MonkeyPatch) -> None:
@@ -140,11 +163,11 @@ def no_sequence_check_in_nodes(patch: pytest.MonkeyPatch) -> None:
 def no_sequence_check_in_the_sink(patch: pytest.MonkeyPatch) -> None:
     """The sink writes every block it reads."""
 
-    def is_new(self: SequenceFilter, block: Block) -> bool:
+    def anything(self: SequenceFilter, block: Block) -> Rows | None:
         self.last = max(self.last, block.header.sequence)
-        return True
+        return block.rows
 
-    patch.setattr(SequenceFilter, "is_new", is_new)
+    patch.setattr(SequenceFilter, "unseen", anything)
 
 
 def no_source_offset_check(patch: pytest.MonkeyPatch) -> None:
@@ -224,7 +247,7 @@ def sink_forgets_the_sequence(patch: pytest.MonkeyPatch) -> None:
 AUDITED: list[Patch] = [
     memo_after_the_sends, offset_before_the_batch, send_before_the_batch, outbox_not_resent, trimmed_before_delivery,
     no_sequence_check_in_nodes, no_sequence_check_in_the_sink, no_source_offset_check, ingest_commits_before_the_flush,
-    ingest_commits_without_its_reading, sink_offsets_outside_the_transaction, sink_forgets_the_sequence,
+    ingest_commits_without_its_reading, sink_offsets_outside_the_transaction, sink_forgets_the_sequence, commit_forgets_a_step, steps_not_told_apart,
 ]  # fmt: skip
 CHECKED: list[Patch] = [offset_after_the_sends, memo_after_the_sends, offset_before_the_batch, send_before_the_batch]
 

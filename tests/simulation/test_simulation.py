@@ -20,7 +20,7 @@ SEEDS, CHUNK = 1_000, 100
 ONLY = os.environ.get("JOINMESH_SIM_SEED")
 CHUNKS = [[int(ONLY)]] if ONLY else [list(range(first, first + CHUNK)) for first in range(0, SEEDS, CHUNK)]
 AT_LEAST = {
-    "crash between actions": 5_000, "records lost under way": 3_000, "arrived from the dead": 1_500, "resent from outbox": 3_000,
+    "crash between actions": 5_000, "records lost under way": 3_000, "arrived from the dead": 1_500, "resent from outbox": 1_500, "steps committed together": 5_000,
     "rows repeated": 10_000, "rebuilt from the input topic": 2_000, "state deleted": 500, "moved to no state": 500,
     "moved to old state": 250, "successor on a copy": 250, "zombie node": 500, "zombie ingest": 200, "zombie sink": 200,
     "zombie steps": 4_000, "refused ingest": 60, "refused sink": 40, "results": 12_000, "with a table": 200,

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
+from schemas.block import NO_WATERMARK
 from schemas.rows import U64
 from topology import policy
 from topology.demand import NO_PARTNER, NOT_WANTED, Demand
 from topology.detection import are_few, kinds, repeats
-from topology.policy import LOOK_BLOCKS, PERIOD_BLOCKS, PERIODS_LEAST, Weighed
+from topology.policy import FILLED_LEAST, LOOK_BLOCKS, PERIOD_BLOCKS, PERIODS_LEAST, Weighed
 from topology.shapes import Shape
 from topology.subtuples import entries_of
+from topology.window import COMPLETE
 
 SHAPES = 4
 BLOCK = 8_000  # rows
@@ -19,12 +21,12 @@ def values(count: int, of: int) -> U64:
     return np.random.default_rng(count + of).integers(0, of, count).astype(np.uint64)
 
 
-def look(weighed: Weighed, useless: int, of: int, rows: int = BLOCK) -> bool:
+def look(weighed: Weighed, useless: int, of: int, rows: int = BLOCK, filled: float = 1.0) -> bool:
     """A block comes; if it is looked at, the lattice finds so many rows useless, with values out of so many. Whether the side begins or ceases to speak."""
     if weighed.takes(rows, SHAPES):
         sample = min(rows, 2_000)
         found = sample * useless // rows
-        weighed.looked(sample, SHAPES, [(0, values(0, 1)), (found, values(found, of))])
+        weighed.looked(sample, SHAPES, [(0, values(0, 1)), (found, values(found, of))], filled)
     return weighed.turn()
 
 
@@ -52,6 +54,29 @@ def test_the_first_look_at_many_useless_rows_is_enough() -> None:
 def test_it_does_not_speak_of_values_that_hardly_come_twice() -> None:
     weighed = Weighed()
     assert not any(look(weighed, useless=BLOCK * 9 // 10, of=10**9) for _ in range(200))
+
+
+def test_what_is_asked_for_again_within_a_window_is_not_saved() -> None:
+    """If half of the rows have a partner at any time, half of what is left out is wanted before it ends."""
+    assert not any(look(weighed, useless=BLOCK // 2, of=50) for weighed in [Weighed()] for _ in range(200))
+    assert look(Weighed(), useless=BLOCK * 9 // 10, of=50)
+
+
+def test_what_has_no_partner_while_windows_fill_may_find_one() -> None:
+    """A tenth of the rows has a partner after a tenth of the window: most will have one. A hundredth of few values after a sixtieth: nobody knows yet."""
+    assert not look(Weighed(), useless=BLOCK * 9 // 10, of=2_000, filled=0.1)
+    assert look(Weighed(), useless=BLOCK * 999 // 1000, of=2_000, filled=0.1)
+    assert not look(Weighed(), useless=BLOCK, of=50, filled=1 / 60)
+    assert look(Weighed(), useless=BLOCK, of=2_000, filled=1 / 60)
+
+
+def test_a_window_fills_from_where_the_other_sides_were_first_heard_of() -> None:
+    weighed = Weighed()
+    assert weighed.filled(NO_WATERMARK, 1_000) == FILLED_LEAST
+    assert weighed.filled(5_000, 1_000) == FILLED_LEAST
+    assert weighed.filled(5_250, 1_000) == 0.25
+    assert weighed.filled(9_000, 1_000) == 1.0
+    assert weighed.filled(COMPLETE, 1_000) == 1.0
 
 
 def test_blocks_too_small_to_save_anything_are_not_looked_at() -> None:
