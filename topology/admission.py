@@ -14,7 +14,8 @@ from schemas.errors import BlockError
 from schemas.mesh import FieldType
 from schemas.rows import I64, Column, Rows
 from topology.decode import ARROW_TYPES, MAX_TIME_MS, MIN_TIME_MS
-from topology.hashing import hash_key
+from topology.hashing import combine, hash_key
+from topology.heralds import Herald, part_hash
 from topology.plan import Input, Plan
 from topology.window import ALWAYS_MS, COMPLETE, HASH, OFFSET_BITS, part_id, part_time
 
@@ -83,10 +84,27 @@ class Admission:
                 raise BlockError(f"event time of {alias} is out of range")
             if ids.min() < 0:
                 raise BlockError(f"ids of {alias} are out of range")
+        self._check_hashes(rows)
+
+    def _check_hashes(self, rows: Rows) -> None:
         if HASH in self.types and (hash_key([rows[str(c)] for c in self.input.key]) != rows[HASH]).any():
             raise BlockError("a row's hash is not its key's")
-        if HASH in self.types and len(rows) and (rows[HASH] % np.uint64(self.partitions) != self.partition).any():
+        if HASH in self.types and (rows[HASH] % np.uint64(self.partitions) != self.partition).any():
             raise BlockError(f"holds rows of another partition than {self.partition}")
+
+
+class HeraldAdmission(Admission):
+    """The rules for blocks that herald a stream: hashes without the columns they are of."""
+
+    def __init__(self, plan: Plan, herald: Herald, partition: int, partitions: int) -> None:
+        super().__init__(plan, Input(herald.alias, (herald.alias,), (), herald.columns), partition, partitions)
+        self._parts = [part_hash(k) for k in range(len(herald.parts))] if len(herald.parts) > 1 else []
+        self.types |= dict.fromkeys(self._parts, pa.uint64())
+        self._never_null |= set(self._parts)
+
+    def _check_hashes(self, rows: Rows) -> None:
+        if self._parts and (combine([rows[name] for name in self._parts]) != rows[HASH]).any():
+            raise BlockError("a herald's hash is not that of its parts")
 
 
 def check_sender(header: Header, partitions: int | None) -> None:

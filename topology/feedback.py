@@ -37,7 +37,6 @@ from topology.window import COMPLETE
 if TYPE_CHECKING:
     from topology.partition import Effects, Partition
 
-ARRIVED = "#:came"  # at which moment (offset of the input topic) a stored row came
 SAMPLE_ROWS = 2_000  # of a block that is looked at by a hushed side
 KEPT_WINDOWS = 4  # how long a value stays suspended behind its last row: most come again
 PARTITIONS_MOST = 64  # sets of partitions are words
@@ -174,6 +173,15 @@ class Feedback:
                     keep &= ~covered
                     table.waits(shown[covered], ends[covered])
                     self.changed.add(f"s{i}")
+        self.memo.pairs_avoided += len(keep) - int(keep.sum())
+        return keep
+
+    def free(self, pairs: Rows) -> Mask:
+        """Which pairs nobody has suspended, of any rows."""
+        keep = np.ones(len(pairs), np.bool_)
+        for table in self.suspended.tables:
+            if len(table.active):
+                keep &= ~table.covers(shape_hash(pairs, table.shape.names))
         self.memo.pairs_avoided += len(keep) - int(keep.sum())
         return keep
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from schemas.rows import I64, Mask, Rows
 from topology.expression import columns_of
-from topology.feedback import ARRIVED
 from topology.frames import Conditions
 from topology.hashing import equal_keys
+from topology.meeting import ARRIVED
 from topology.plan import Node
 from topology.shapes import shape_hash
 from topology.state import Run, WindowState, matches

@@ -38,9 +38,18 @@ def hash_key(columns: Sequence[Column]) -> U64:
     >>> [hex(h) for h in hash_key([np.array([0, 1])])]
     ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1']
     """
-    combined = _hash_column(columns[0])
-    for column in columns[1:]:
-        combined = _mix(combined * _M1 ^ _hash_column(column))
+    return combine([_hash_column(column) for column in columns])
+
+
+def combine(hashes: Sequence[U64]) -> U64:
+    """One hash of several; that of a single one is itself.
+
+    >>> [hex(h) for h in combine([hash_key([np.array([0])]), hash_key([np.array([1])])])]
+    ['0xc1a59a2213732ad1']
+    """
+    combined = hashes[0]
+    for more in hashes[1:]:
+        combined = _mix(combined * _M1 ^ more)
     return combined
 
 

@@ -20,7 +20,8 @@ from schemas.mesh import Stream
 from schemas.rows import I64, Column, Mask, Rows
 from topology.decode import Broken, Decoder
 from topology.frames import Conditions
-from topology.hashing import hash_key
+from topology.hashing import combine, hash_key
+from topology.heralds import Herald, herald_routes, part_hash
 from topology.partition import WATERMARKS_PER_WINDOW, Send, partition_rows
 from topology.plan import Plan, Route
 from topology.window import HASH, OFFSET_BITS, part_id, part_time
@@ -142,10 +143,7 @@ class Router:
         """Blocks for the rows of a batch; targets without rows hear of the time now and then."""
         sends: list[Send] = []
         rows = self._wanted(rows)
-        parts: dict[int, Rows] = {}
-        if len(rows):
-            hashes = hash_key([rows[str(column)] for column in self.route.key])
-            parts = partition_rows(rows.with_column(HASH, hashes), self.partitions)
+        parts = self._parts(rows) if len(rows) else {}
         self.rows_out += len(rows)
         for target in range(self.partitions):
             if target in parts:
@@ -153,6 +151,10 @@ class Router:
             elif self._stale(target, reader):
                 sends.append(self._notice(target, reader))
         return sends
+
+    def _parts(self, rows: Rows) -> dict[int, Rows]:
+        """What each target gets of some rows."""
+        return partition_rows(rows.with_column(HASH, hash_key([rows[str(column)] for column in self.route.key])), self.partitions)
 
     def tell_all(self, reader: StreamReader) -> list[Send]:
         """Notices so that every channel knows every position; due before a commit."""
@@ -251,3 +253,28 @@ class Router:
             positions=tuple(positions),
         )
         return Send(self.route.node, target, Block(header, rows))
+
+
+class HeraldRouter(Router):
+    """Tells a join that its rows have partners in a stream that they will meet further down: hashes of the columns that must be equal, and times."""
+
+    def __init__(self, plan: Plan, route: Route, herald: Herald, partitions: int, epoch: int, incarnation: int) -> None:
+        super().__init__(plan, route, partitions, epoch, incarnation)
+        self.herald = herald
+
+    def _parts(self, rows: Rows) -> dict[int, Rows]:
+        alias, parts = self.route.alias, [hash_key([rows[str(column)] for column in part.theirs]) for part in self.herald.parts]
+        told = {part_id(alias): rows[part_id(alias)], part_time(alias): rows[part_time(alias)], HASH: combine(parts)}
+        if len(parts) > 1:
+            told |= {part_hash(k): hashes for k, hashes in enumerate(parts)}
+        if self.herald.to is None:
+            return dict.fromkeys(range(self.partitions), Rows(told, len(rows)))
+        return partition_rows(Rows(told, len(rows)), self.partitions, hash_key([rows[str(column)] for column in self.herald.to]))
+
+
+def routers_of(plan: Plan, partitions: int, epoch: int, incarnation: int, heralds: bool) -> list[Router]:
+    """Everything that ingest sends for a plan; rows before what only tells of them, so that they are there when it is acted upon."""
+    found = [Router(plan, route, partitions, epoch, incarnation) for route in plan.routes]
+    if heralds:
+        found += [HeraldRouter(plan, route, herald, partitions, epoch, incarnation) for route, herald in herald_routes(plan)]
+    return found

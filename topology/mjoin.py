@@ -15,15 +15,17 @@ import numpy as np
 from schemas.block import Header
 from schemas.mesh import Routing
 from schemas.rows import I64, Mask, Rows
-from topology.feedback import ARRIVED
 from topology.feedback_memo import FeedbackMemo
 from topology.half_join import HalfJoin, composites, half_join
+from topology.heralding import Found, Told, Wanted
 from topology.hiding import Hiding
+from topology.meeting import ARRIVED
 from topology.node import JoinNode
 from topology.partition import Effects, Partition
 from topology.plan import Plan
 from topology.routing import PathsMemo, Router
 from topology.state import Run
+from topology.window import validity
 
 COMPOSITES_A_ROW = 16  # that hiding is worth its tables, as measured
 
@@ -46,6 +48,7 @@ class MultiJoin(Partition):
             self.memo.feedback = self.memo.feedback or FeedbackMemo()
             self.hiding = Hiding(self.node, self.states, self.memo.feedback)
         self._weighs = feedback == "auto"
+        self._all_windows = {alias: window for side in self.windows for alias, window in side.items()}
 
     def _take(self, offset: int, header: Header, rows: Rows, effects: Effects) -> Rows | None:
         side = header.side
@@ -56,7 +59,12 @@ class MultiJoin(Partition):
             leaving = self.hiding.arrive(side, run)
         if self.feedback is not None:
             leaving = self.feedback.probing(side, leaving)
+        if self.heralding is not None:
+            leaving = self.heralding.probing(side, leaving)
         made = [piece for piece in self._paths(side, leaving) if len(piece)]
+        if self.heralding is not None:
+            fitting = [piece.take(np.flatnonzero(self.heralding.wanted(_found(piece)))) for piece in made]
+            made = [piece for piece in fitting if len(piece)]
         if self.feedback is not None and not self.feedback.suspended.is_empty:
             kept = [piece.take(np.flatnonzero(self.feedback.allowed(piece.rows, piece.ends))) for piece in made]
             made = [piece for piece in kept if len(piece)]
@@ -106,8 +114,21 @@ class MultiJoin(Partition):
 
     def join_again(self, side: int, stored: Run) -> tuple[Rows | None, I64]:
         made = [piece.rows for piece in self._follow(self._start(side, stored, ARRIVED), (side,), again=True) if len(piece)] if len(stored) else []
-        rows = Rows.concat(made) if made else None
-        return rows, np.empty(0, np.int64) if rows is None else rows.ints(ARRIVED)
+        if not made:
+            return None, np.empty(0, np.int64)
+        rows = Rows.concat(made)
+        since = rows.ints(ARRIVED)
+        if self.heralding is not None:
+            since = self.heralding.moments(rows, *validity(rows, self._all_windows), since)
+        return rows, since
+
+    def make_for(self, told: Told, heralds: Run, wanted: Wanted) -> Iterator[Rows]:
+        assert self.heralding is not None
+        mine, side = self.heralding.rows_of(told, 0, heralds), told.herald.parts[0].side
+        for piece in () if mine is None else self._follow(self._start(side, mine, ARRIVED), (side,), again=True):
+            keep = wanted(_found(piece))
+            if keep.any():
+                yield piece.rows.filter(keep)
 
     def candidates(self, side: int, probe: Run) -> int:  # noqa: ARG002
         return len(probe) * max(1, self.memo.rows_out // max(1, sum(self.memo.rows_in)))
@@ -140,3 +161,7 @@ class MultiJoin(Partition):
             return None
         counts = self.memo.feedback.counts(here=0) if self.feedback is None else self.feedback.counts()
         return {**counts, "suspended_here": counts["suspended_here"] + self.hiding.values}
+
+
+def _found(made: Run) -> Found:
+    return Found(made.starts, made.ends, lambda told, at: told.of_rows(made.rows.take(at)))

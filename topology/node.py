@@ -5,16 +5,21 @@ Per step: probe the other side's state with the new rows, insert them into their
 Invariant: a pair is made by whichever of its rows is processed later, so exactly once; with feedback, at the first moment nobody has it suspended.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
+
 import numpy as np
 
 from schemas.block import Header
 from schemas.mesh import Routing
-from schemas.rows import I64, Rows
-from topology.feedback import ARRIVED
+from schemas.rows import I64, U64, Rows
 from topology.frames import Conditions
-from topology.hashing import equal_keys
+from topology.hashing import combine, equal_keys
+from topology.heralding import Found, Told, Wanted
+from topology.heralds import part_hash
+from topology.meeting import ARRIVED
 from topology.partition import Effects, Partition
 from topology.state import Run, count_matches, matches
+from topology.subtuples import shown_by
 from topology.window import validity
 
 
@@ -31,6 +36,8 @@ class JoinNode(Partition):
         if self.feedback is not None:
             self.feedback.arrive(side, run, effects)
             probe = self.feedback.probing(side, run)
+        if self.heralding is not None:
+            probe = self.heralding.probing(side, probe)
         output = self._join(side, probe)
         self._insert(side, run)
         if self.feedback is not None:
@@ -40,51 +47,99 @@ class JoinNode(Partition):
 
     def _join(self, side: int, probe: Run) -> Rows | None:
         """Every composite of `probe` with the other side's state that is wanted."""
-        pairs, _ = self._pairs(side, probe)
+        pairs = self._built(side, probe, self._found(side, probe, None if self.heralding is None else self.heralding.wanted))
         if pairs is not None and self.feedback is not None and not self.feedback.suspended.is_empty:
             pairs = pairs.filter(self.feedback.allowed(pairs, validity(pairs, self._all_windows)[1]))
         return pairs.select(self.carried) if pairs is not None and len(pairs) else None
 
     def join_again(self, side: int, stored: Run) -> tuple[Rows | None, I64]:
-        return self._pairs(side, stored, moments=True)
+        pairs = self._built(side, stored, self._found(side, stored, again=True), [ARRIVED])
+        if pairs is None:
+            return None, _NO_MOMENTS
+        since = pairs.ints(ARRIVED)
+        if self.heralding is not None:
+            since = self.heralding.moments(pairs, *validity(pairs, self._all_windows), since)
+        return pairs, since
 
     def candidates(self, side: int, probe: Run) -> int:
         reachable = self.states[1 - side].reachable(int(probe.starts.min()), int(probe.ends.max())) if len(probe) else ()
         return sum(count_matches(probe, run) for run in reachable)
 
-    def _pairs(self, side: int, probe: Run, moments: bool = False) -> tuple[Rows | None, I64]:
-        """Every pair of `probe` with the other side's state, key equality and residuals verified."""
-        other, carried = self.states[1 - side], self._joined[1 - side]
-        probed: list[I64] = []
-        stored: list[Rows] = []
-        came: list[I64] = []
+    def make_for(self, told: Told, heralds: Run, wanted: Wanted) -> Iterator[Rows]:
+        assert self.heralding is not None
+        side = told.herald.parts[0].side
+        mine = self.heralding.rows_of(told, 0, heralds)
+        if mine is None:
+            return
+        if len(told.names) == 1:
+            pairs = self._built(side, mine, self._found(side, mine, wanted, again=True))
+        else:
+            theirs = self.heralding.rows_of(told, 1, heralds)
+            pairs = None if theirs is None else self._built(side, mine, self._between(side, told, heralds, mine, theirs, wanted))
+        if pairs is not None:
+            yield pairs
+
+    def _between(self, side: int, told: Told, heralds: Run, mine: Run, theirs: Run, wanted: Wanted) -> Iterator[tuple[I64, Run, I64]]:
+        """Pairs of rows of both sides of which each shows its part of one herald: by way of the heralds, so that nothing is found that none of them fits."""
+        shown = shown_by(mine, told.names[0])
+        order = np.argsort(shown, kind="stable")
+        first = Run(Rows({}, len(mine)), shown[order], mine.starts[order], mine.ends[order])
+        keyed = combine([theirs.hashes, shown_by(theirs, told.names[1])])
+        last = np.argsort(keyed, kind="stable")
+        second = Run(Rows({}, len(theirs)), keyed[last], theirs.starts[last], theirs.ends[last])
+        asked = Run(heralds.rows, heralds.rows[part_hash(0)], heralds.starts, heralds.ends)
+        for c, x in matches(asked, first):
+            i = order[x]
+            starts, ends = np.maximum(heralds.starts[c], mine.starts[i]), np.minimum(heralds.ends[c], mine.ends[i])
+            probe = Run(Rows({}, len(c)), combine([mine.hashes[i], heralds.rows[part_hash(1)][c]]), starts, ends)
+            for y, z in matches(probe, second):
+                yield from self._kept(side, mine, theirs, i[y], last[z], wanted)
+
+    def _found(self, side: int, probe: Run, wanted: Wanted | None = None, again: bool = False) -> Iterator[tuple[I64, Run, I64]]:
+        """Pairs of `probe` with the other side's state: (rows of it, stored run, rows of that). `again`: of rows that are all stored, whatever is suspended."""
         if not len(probe):
-            return None, _NO_MOMENTS
-        for run in other.reachable(int(probe.starts.min()), int(probe.ends.max())):
+            return
+        for run in self.states[1 - side].reachable(int(probe.starts.min()), int(probe.ends.max())):
             for i, j in matches(probe, run):
-                waits = None if self.feedback is None or moments else self.feedback.hidden(1 - side, run, j)
+                waits = None if self.feedback is None or again else self.feedback.hidden(1 - side, run, j)
                 if waits is not None:
                     self.feedback.memo.pairs_avoided += int(waits.sum())  # type: ignore[union-attr]
                     i, j = i[~waits], j[~waits]
-                probed.append(i)
-                stored.append(run.rows.select(carried).take(j))
-                if moments:
-                    came.append(np.maximum(probe.rows.ints(ARRIVED)[i], run.rows.ints(ARRIVED)[j]))
+                if wanted is None:
+                    yield i, run, j
+                else:
+                    yield from self._kept(side, probe, run, i, j, wanted)
+
+    def _kept(self, side: int, probe: Run, run: Run, i: I64, j: I64, wanted: Wanted) -> Iterator[tuple[I64, Run, I64]]:
+        """Those of some pairs that heralds fit."""
+
+        def shown(told: Told, at: I64) -> U64:
+            both = ((probe, i[at]), (run, j[at]))
+            return told.of_pairs(both if side == 0 else both[::-1])
+
+        starts, ends = np.maximum(probe.starts[i], run.starts[j]), np.minimum(probe.ends[i], run.ends[j])
+        keep = wanted(Found(starts, ends, shown))
+        if keep.any():
+            yield i[keep], run, j[keep]
+
+    def _built(self, side: int, probe: Run, found: Iterable[tuple[I64, Run, I64]], extra: Sequence[str] = ()) -> Rows | None:
+        """Pairs as rows, key equality and residuals verified. `extra` columns are the larger of both rows'."""
+        probed: list[I64] = []
+        stored: list[Rows] = []
+        for i, run, j in found:
+            probed.append(i)
+            stored.append(run.rows.select([*self._joined[1 - side], *extra]).take(j))
         if not probed:
-            return None, _NO_MOMENTS
-        mine = probe.rows.select(self._joined[side]).take(np.concatenate(probed))
-        pairs = Rows({**mine.columns, **Rows.concat(stored).columns}, len(mine))
-        since = np.concatenate(came) if moments else _NO_MOMENTS
+            return None
+        mine, theirs = probe.rows.select([*self._joined[side], *extra]).take(np.concatenate(probed)), Rows.concat(stored)
+        both = {name: np.maximum(mine[name], theirs[name]) for name in extra}
+        pairs = Rows({**mine.columns, **theirs.columns, **both}, len(mine))
         same = equal_keys(*([pairs[str(column)] for column in edge.key] for edge in self.node.inputs))
-        masks = [] if same is None else [same]
-        if masks:
-            pairs = pairs.filter(masks[0])
+        if same is not None:
+            pairs = pairs.filter(same)
         if self._residual and len(pairs):
-            masks.append(self._residual.mask(pairs))
-            pairs = pairs.filter(masks[-1])
-        for mask in masks if moments else ():
-            since = since[mask]
-        return (pairs, since) if len(pairs) else (None, _NO_MOMENTS)
+            pairs = pairs.filter(self._residual.mask(pairs))
+        return pairs if len(pairs) else None
 
 
 _NO_MOMENTS = np.empty(0, np.int64)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.rows import U64, Rows
+from topology.meeting import NEVER
 from topology.shapes import Shape, shape_hash
 from topology.subtuples import rows_with
 from topology.suspended import ShapeTable, Suspended, among, never_free
@@ -35,7 +36,7 @@ def owed_pairs(
         if pairs is not None and since is not None:
             shown = [(t, shape_hash(pairs, t.shape.names)) for t in suspended.used]
             of_shape = {t.shape: h for t, h in shown}
-            keep = among(of_shape[shape], entries["hash"])
+            keep = among(of_shape[shape], entries["hash"]) & (since != NEVER)
             for other, done in earlier:
                 keep &= ~among(of_shape[other], done)
             for t, h in shown:

@@ -12,7 +12,7 @@ Invariants
 - A block cut into several keeps the old watermark in all but the last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,13 +22,16 @@ import numpy as np
 from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header, Kind
 from schemas.errors import BlockError, StateError
 from schemas.mesh import Routing
-from schemas.rows import I64, Rows
-from topology.admission import Admission
+from schemas.rows import I64, U64, Rows
+from topology.admission import Admission, HeraldAdmission
 from topology.bundle import unseen_of
-from topology.feedback import ARRIVED, PARTITIONS_MOST, Feedback
+from topology.feedback import PARTITIONS_MOST, Feedback
 from topology.feedback_blocks import OF_PRODUCER, check_feedback, is_feedback, restore_tables
 from topology.feedback_memo import FeedbackMemo
 from topology.hashing import hash_key
+from topology.heralding import Heralding, HeraldMemo, Told, Wanted
+from topology.heralds import heralds_of
+from topology.meeting import ARRIVED
 from topology.plan import Input, Plan, side_name
 from topology.routing import PathsMemo
 from topology.state import MemoryStore, Run, Segment, SegmentStore, WindowState
@@ -59,6 +62,7 @@ class Memo(msgspec.Struct):
     blocks_in: int = 0
     feedback: FeedbackMemo | None = None  # when the query runs with feedback
     paths: PathsMemo | None = None  # of an M-Join
+    heralds: list[HeraldMemo] = msgspec.field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -132,23 +136,29 @@ class Partition:
         stores: Sequence[SegmentStore] | None = None,
         memo: Memo | None = None,
         feedback: bool | str = False,
+        heralds: bool = False,
         routing: Routing = "fixed",
     ) -> None:
         self.plan, self.node = plan, plan.node(node)
         self.partition, self.partitions, self.incarnation = partition, partitions, incarnation
-        inputs = self.node.inputs
+        inputs, told = self.node.inputs, heralds_of(plan, self.node) if heralds else ()
+        sides = len(inputs) + len(told)
         self.memo = memo if memo is not None else Memo()
         self.memo.epoch = epoch
-        self.memo.watermarks += [NO_WATERMARK] * (len(inputs) - len(self.memo.watermarks))
+        self.memo.watermarks += [NO_WATERMARK] * (sides - len(self.memo.watermarks))
         self.memo.rows_in += [0] * (len(inputs) - len(self.memo.rows_in))
         windows = {source.alias: source.window_ms for source in plan.query.sources}
         self.windows = tuple({a: windows[a] for a in side.aliases} for side in inputs)
         self.is_static = tuple(plan.query.is_static(side.aliases) for side in inputs)  # sides of tables alone: their rows never end
-        self._recorders = tuple(_Recorder(s, i) for i, s in enumerate(stores or [MemoryStore() for _ in inputs]))
+        self._recorders = tuple(_Recorder(s, i) for i, s in enumerate(stores or [MemoryStore() for _ in range(sides)]))
         self.states = tuple(
-            WindowState(w, r, key=tuple(map(str, side.key))) for w, r, side in zip(self.windows, self._recorders, inputs, strict=True)
+            WindowState(w, r, key=tuple(map(str, side.key))) for w, r, side in zip(self.windows, self._recorders, inputs, strict=False)
         )
-        self._admission = tuple(Admission(plan, side, partition, partitions) for side in inputs)
+        self.heralding = Heralding(self, self._recorders[len(inputs) :], self.memo.heralds) if told else None
+        self._admission = (
+            *(Admission(plan, side, partition, partitions) for side in inputs),
+            *(HeraldAdmission(plan, herald, partition, partitions) for herald in told),
+        )
         self.window = min(windows.values())
         self.watermark_step = max(1, self.window // WATERMARKS_PER_WINDOW)
         self._joined = tuple(_parts(side) + [str(c) for c in side.columns] for side in inputs)  # all but the hash
@@ -166,8 +176,18 @@ class Partition:
         """What one kind of join has beside this; the last part of making it."""
         raise NotImplementedError
 
+    @property
+    def stored_windows(self) -> tuple[Mapping[str, int], ...]:
+        """Of everything that has segments: the inputs, then the heralds."""
+        return (*self.windows, *(told.windows for told in self.told))
+
+    @property
+    def told(self) -> Sequence[Told]:
+        """The heralds and what has come of each."""
+        return () if self.heralding is None else self.heralding.told
+
     def restore(self, segments: Sequence[list[Segment]], tables: dict[str, bytes] | None = None) -> None:
-        for state, found in zip(self.states, segments, strict=True):
+        for state, found in zip((*self.states, *(told.state for told in self.told)), segments, strict=True):
             state.restore(found)
         if tables:
             self._restore_tables(tables)
@@ -185,8 +205,11 @@ class Partition:
             return effects
         before = self.watermark
         output = self._work(offset, block, rows, effects)
-        for side, state in enumerate(self.states):
-            memo.rows_purged += state.purge(self._horizon(side))
+        horizons = [self._horizon(side) for side in range(len(self.states))]
+        for state, horizon in zip(self.states, horizons, strict=True):
+            memo.rows_purged += state.purge(horizon)
+        if self.heralding is not None:
+            self.heralding.purge(min(horizons))
         self._emit(output, before, effects)
         self._finish(effects)
         for recorder in self._recorders:
@@ -195,7 +218,7 @@ class Partition:
 
     def _admit(self, block: Block) -> None:
         """Refuse what does not belong here."""
-        header, last = block.header, len(self.states) - 1
+        header, last = block.header, len(self._admission) - 1
         heard = self.feedback is not None and is_feedback(header, self.node.target)
         if not (heard and header.kind not in OF_PRODUCER) and not 0 <= header.side <= last:
             raise BlockError(f"for side {header.side}, there are {', '.join(map(str, range(last)))} and {last}")
@@ -208,11 +231,23 @@ class Partition:
         """Take rows that are new, and the sender's time, or what is said about demand; gives the composites that are made."""
         if self.feedback is not None and is_feedback(block.header, self.node.target):
             return self.feedback.hear(block, offset, effects)
-        if len(rows):
+        output = None
+        if len(rows) and block.header.side >= len(self.states):
+            output = self._hear_of(block.header.side - len(self.states), rows, offset)
+        elif len(rows):
             self.memo.rows_in[block.header.side] += len(rows)
-        output = self._take(offset, block.header, rows, effects) if len(rows) else None
+            output = self._take(offset, block.header, rows, effects)
         self._advance(block.header, block.header.side)
         return output
+
+    def _hear_of(self, number: int, rows: Rows, offset: int) -> Rows | None:
+        """Rows of a heralded stream: what they are the first to fit is made now, unless a consumer has it suspended."""
+        assert self.heralding is not None
+        made = list(self.heralding.take(number, rows, offset))
+        if self.feedback is not None and not self.feedback.suspended.is_empty:
+            made = [pairs.filter(self.feedback.free(pairs)) for pairs in made]
+        made = [pairs.select(self.carried) for pairs in made if len(pairs)]
+        return Rows.concat(made) if made else None
 
     def _take(self, offset: int, header: Header, rows: Rows, effects: Effects) -> Rows | None:
         """Rows of one side: probe, then insert."""
@@ -247,7 +282,11 @@ class Partition:
         return min(time for other, time in enumerate(self.memo.watermarks) if other != side)
 
     def join_again(self, side: int, stored: Run) -> tuple[Rows | None, I64]:
-        """Composites of rows that are stored already, and the moment when the last row of each came."""
+        """Composites of rows that are stored already, and the moment when the last of what each needs came; `NEVER` if some herald did not yet."""
+        raise NotImplementedError
+
+    def make_for(self, told: Told, heralds: Run, wanted: Wanted) -> Iterator[Rows]:
+        """Composites of stored rows that show what some rows of a heralded stream have, one for each value; those that are wanted."""
         raise NotImplementedError
 
     def candidates(self, side: int, probe: Run) -> int:
@@ -255,8 +294,8 @@ class Partition:
         raise NotImplementedError
 
     def arriving(self, offset: int, side: int, rows: Rows) -> Run:
-        """New rows of a side, ready to be stored: with the moment they came, where somebody may have something suspended."""
-        if self.feedback is not None and self.feedback.suspended.tables:
+        """New rows of a side, ready to be stored: with the moment they came, where composites of them may wait."""
+        if self.heralding is not None or (self.feedback is not None and self.feedback.suspended.tables):
             rows = rows.with_column(ARRIVED, np.full(len(rows), offset, np.int64))
         return Run.of(rows, self.windows[side])
 
@@ -379,11 +418,11 @@ def _parts(side: Input) -> list[str]:
     return [name(alias) for alias in side.aliases for name in (part_id, part_time)]
 
 
-def partition_rows(rows: Rows, partitions: int) -> dict[int, Rows]:
-    """Rows by the partition their hash belongs to."""
+def partition_rows(rows: Rows, partitions: int, hashes: U64 | None = None) -> dict[int, Rows]:
+    """Rows by the partition that hashes say, those of their key unless others are given."""
     if partitions == 1:
         return {0: rows}
-    where = (rows[HASH] % np.uint64(partitions)).astype(np.int64)
+    where = ((rows[HASH] if hashes is None else hashes) % np.uint64(partitions)).astype(np.int64)
     order = np.argsort(where, kind="stable")
     bounds = np.searchsorted(where[order], np.arange(partitions + 1)).tolist()
     rows = rows.take(order)

@@ -15,7 +15,7 @@ from schemas.block import decode_block, encode_block
 from schemas.mesh import Routing, Stream
 from schemas.rows import Rows
 from topology.bundle import bundled
-from topology.ingest import Late, Read, Reading, Router, StreamReader
+from topology.ingest import Late, Read, Reading, StreamReader, routers_of
 from topology.mjoin import open_node
 from topology.partition import Send
 from topology.plan import Plan
@@ -41,7 +41,7 @@ class TopologyDriver:
     def __init__(
         self, plan: Plan, streams: Mapping[str, Stream], *, partitions: int = 2, source_partitions: int = 2, feedback: bool | str = False,
         cuts: Mapping[str, Mapping[int, int]] | None = None,
-        routing: Routing = "fixed",
+        routing: Routing = "fixed", heralds: bool = False,
     ) -> None:
         self.plan, self.partitions = plan, partitions
         used = dict.fromkeys(source.stream for source in plan.query.sources)  # in order: a seed must replay
@@ -52,7 +52,7 @@ class TopologyDriver:
         }  # fmt: skip
         for reader in self.readers.values():
             reader.readings = {p: Reading(0) for p in range(source_partitions)}
-        self.routers = [Router(plan, route, partitions, 1, 1) for route in plan.routes]
+        self.routers = routers_of(plan, partitions, 1, 1, heralds)
         for router in self.routers:
             for partition in range(source_partitions):
                 router.assign(partition, 0)
@@ -61,7 +61,7 @@ class TopologyDriver:
         self.sources = {(name, p): Log() for name in used for p in range(source_partitions)}
         self.inputs = {(node.id, p): Log() for node in plan.nodes for p in range(partitions)}
         self.backs = {key: Log() for key in self.inputs}  # feedback topics
-        self.nodes = {key: open_node(plan, *key, partitions, feedback=feedback, routing=routing) for key in self.inputs}
+        self.nodes = {key: open_node(plan, *key, partitions, feedback=feedback, heralds=heralds, routing=routing) for key in self.inputs}
         self.out = {p: Log() for p in range(partitions)}
         self.filters = {p: SequenceFilter() for p in range(partitions)}
         self.encoder = ResultEncoder(plan)

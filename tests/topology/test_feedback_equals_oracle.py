@@ -40,13 +40,13 @@ def draw_text(rng: random.Random, n: int) -> str:
     return f"SELECT a0.ts AS t FROM {sources} WHERE {' AND '.join(where)}"
 
 
-def case(seed: int) -> Counter[str]:
+def case(seed: int, heralds: bool = False, feedback: bool = True) -> Counter[str]:
     """In every second, sub-tuples of type II are spoken of whether or not their values repeat."""
     with mock.patch.multiple(policy, **RESTLESS), mock.patch.object(detection, "ROWS_LEAST", 10**9 if seed % 2 else detection.ROWS_LEAST):
-        return run_case(seed)
+        return run_case(seed, heralds, feedback and ("auto" if seed % 4 == 3 else True))
 
 
-def run_case(seed: int) -> Counter[str]:
+def run_case(seed: int, heralds: bool, feedback: bool | str) -> Counter[str]:
     rng, choice = random.Random(seed), random.Random(f"{seed} interleaving")
     n = rng.choice([3, 3, 4, 4, 5])
     names = [f"r{i}" for i in range(n)]
@@ -54,7 +54,7 @@ def run_case(seed: int) -> Counter[str]:
     query = parse_query("q", draw_text(rng, n), streams)
     plan = build_plan(query, binary_tree(query, rng))
     source_partitions, most, patience, burst = rng.choice([1, 2]), rng.choice([1, 3, 20]), rng.choice([0, 0.05, 0.3]), rng.choice([1, 5, 30])
-    driver = TopologyDriver(plan, streams, partitions=rng.choice([1, 2, 3]), source_partitions=source_partitions, feedback="auto" if seed % 4 == 3 else True)
+    driver = TopologyDriver(plan, streams, partitions=rng.choice([1, 2, 3]), source_partitions=source_partitions, feedback=feedback, heralds=heralds)
     values, sparse = rng.choice([2, 3, 4, 6]), {name: rng.choice([0.6, 0.9]) for name in rng.sample(names, rng.choice([1, 1, 2]))}
     time, events = 1_000, []
     for i in range(rng.choice([20, 40]) * n):
@@ -71,8 +71,11 @@ def run_case(seed: int) -> Counter[str]:
     where = f"seed {seed}: {query.name} {plan.tree}"
     counts: Counter[str] = Counter(results=check_results(driver, truth(query, streams, events), where))
     for node in driver.nodes.values():
+        for told in node.memo.heralds:
+            counts.update({"heralds": told.rows, "refused": told.refused, "made for heralds": told.made})
         memo = node.memo.feedback
-        assert memo is not None
+        if memo is None:
+            continue
         assert not any(memo.tickets), f"{where}: a resume was never answered"
         counts.update({name: getattr(memo, name) for name in COUNTED})
         counts["changes"] += sum(w.changes for w in memo.weighed or ())

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 from unittest import mock
 
@@ -23,6 +23,7 @@ from topology.hashing import hash_key
 from topology.node import JoinNode
 from topology.plan import Plan
 from topology.shapes import Shape, shapes_of
+from topology.state import WindowState
 from topology.window import part_id
 
 
@@ -34,14 +35,20 @@ class Mode:
     settings: Mapping[str, Any]
     wanted: Callable[[Shape], bool] = lambda _: True
 
+    @property
+    def heralds(self) -> bool:
+        return bool(self.settings.get("heralds"))
 
-PAPER_MODES = ("REF", "JIT", "DOE", "AUTO")
+
+PAPER_MODES = ("REF", "JIT", "SUSPEND", "DOE", "AUTO")
 MODES = {
     "REF": Mode("feedback off", {"feedback": False}),
-    "JIT": Mode("feedback on", {"feedback": True}),
+    "JIT": Mode("feedback on", {"feedback": True, "heralds": True}),
+    "HERALD": Mode("heralds alone", {"feedback": False, "heralds": True}),
+    "SUSPEND": Mode("suspend and resume alone, as in the paper", {"feedback": True}),
     "DOE": Mode("feedback of the empty sub-tuple alone", {"feedback": True}, lambda shape: not shape.columns),
     "TYPE1": Mode("feedback of sub-tuples that a row of one input shows alone", {"feedback": True}, lambda shape: any(shape.sides)),
-    "AUTO": Mode("each input decides for itself", {"feedback": "auto"}),
+    "AUTO": Mode("each input decides for itself", {"feedback": "auto", "heralds": True}),
 }
 
 
@@ -100,14 +107,10 @@ class Mesh:
         offset, figures = self.offsets[target], self.figures
         self.offsets[target] += 1
         node, block = self.nodes[target], decode_block(data)
-        diverted = 0 if node.feedback is None else node.feedback.memo.rows_diverted
-        stored = 0 if block.header.kind != "rows" else _rows(node, 1 - block.header.side)
+        before = _Before(node, block.header.side) if block.header.kind == "rows" else None
         effects = node.step(offset, block)
-        if block.header.kind == "rows" and block.rows is not None:
-            figures.comparisons += len(block.rows) * stored
-            if node.feedback is not None:
-                figures.comparisons -= (node.feedback.memo.rows_diverted - diverted) * stored  # they wait, and are compared when they are resumed
-                figures.comparisons += len(block.rows) * _values(node)
+        if before is not None and block.rows is not None:
+            figures.comparisons += before.comparisons(len(block.rows))
         for send in effects.sends:
             sent = encode_block(send.block)
             figures.block_bytes += len(sent)
@@ -139,8 +142,11 @@ class Mesh:
                     rows, size = rows + segment.rows, size + segment.bytes
                     if not side.is_source:
                         c_rows, c_size = c_rows + segment.rows, c_size + segment.bytes
-                    if node.feedback is not None:
-                        indexes += _nbytes(state.store.get(segment.id).indexes)
+                    indexes += _nbytes(state.store.get(segment.id).indexes)
+            for told in node.told:
+                for segment in told.state.segments():
+                    tables += segment.bytes
+                    indexes += _nbytes(told.state.store.get(segment.id).indexes)
             tables += table_bytes(node)
         figures.state_rows, figures.state_bytes = max(figures.state_rows, rows), max(figures.state_bytes, size)
         figures.composite_rows, figures.composite_bytes = max(figures.composite_rows, c_rows), max(figures.composite_bytes, c_size)
@@ -204,8 +210,33 @@ def table_bytes(node: JoinNode) -> int:
     return here + sum(t.nbytes for demand in node.feedback.demands if demand is not None for t in demand.tables)
 
 
+class _Before:
+    """What a node holds before it takes rows: from it follows what nested loops would compare."""
+
+    def __init__(self, node: JoinNode, side: int) -> None:
+        self.node, heralded = node, side >= 2
+        against = [part.side for part in node.told[side - 2].herald.parts] if heralded else [1 - side]
+        self.stored = sum(_rows(node, other) for other in against)
+        self.values = 0 if node.feedback is None or heralded else _values(node)
+        self.diverted = self._diverted()
+        self.tested = [told.memo.tested for told in node.told]
+
+    def _diverted(self) -> int:
+        return 0 if self.node.feedback is None else self.node.feedback.memo.rows_diverted
+
+    def comparisons(self, rows: int) -> int:
+        """Of the new rows with stored ones, but for those that wait; with suspended values; and of the composites found with the heralds."""
+        probing = rows - (self._diverted() - self.diverted)  # those that wait are compared when they are resumed
+        heralds = sum((told.memo.tested - n) * _held(told.state) for told, n in zip(self.node.told, self.tested, strict=True))
+        return probing * self.stored + rows * self.values + heralds
+
+
+def _held(state: WindowState) -> int:
+    return sum(segment.rows for segment in state.segments())
+
+
 def _rows(node: JoinNode, side: int) -> int:
-    return sum(segment.rows for segment in node.states[side].segments())
+    return _held(node.states[side])
 
 
 def _values(node: JoinNode) -> int:
@@ -216,6 +247,8 @@ def _values(node: JoinNode) -> int:
 
 
 def _nbytes(value: Any) -> int:
+    if is_dataclass(value):
+        return sum(map(_nbytes, vars(value).values()))
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, dict):

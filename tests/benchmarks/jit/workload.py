@@ -16,7 +16,7 @@ from schemas.block import encode_block
 from schemas.mesh import FieldType, Stream
 from schemas.rows import Rows
 from topology.cql import parse_query
-from topology.ingest import Reading, Router, StreamReader
+from topology.ingest import Reading, StreamReader, routers_of
 from topology.plan import Plan, build_plan, parse_tree
 
 BUSHY = {
@@ -115,26 +115,27 @@ def events_of(point: Point, hours: float, seed: int) -> dict[str, Rows]:
     return found
 
 
-def stretches(point: Point, plan: Plan, hours: float, seed: int, stretch_s: float) -> Iterator[list[tuple[str, bytes]]]:
-    """What ingest would send: for each stretch of event time, (node, block) of every source that has events in it."""
+def stretches(point: Point, plan: Plan, hours: float, seed: int, stretch_s: float, heralds: bool = False) -> Iterator[list[tuple[str, bytes]]]:
+    """What ingest would send: for each stretch of event time, (node, block) of every source that has events in it; with heralds, behind them what tells of them."""
     streams, events = streams_of(point), events_of(point, hours, seed)
     readers = {a: StreamReader(streams[a], 1) for a in events}
-    routers = {route.alias: Router(plan, route, 1, 1, 1) for route in plan.routes}
+    routers = routers_of(plan, 1, 1, 1, heralds)
     grid = _BEGIN_MS + np.arange(1, int(np.ceil(hours * 3600 / stretch_s)) + 1) * round(stretch_s * 1000)
     places = {a: np.searchsorted(rows.ints("ts"), grid).tolist() for a, rows in events.items()}
     done = dict.fromkeys(events, 0)
+    for router in routers:
+        router.assign(0, 0)
     for a in events:
-        routers[a].assign(0, 0)
         readers[a].readings[0] = Reading(0)
     for k in range(len(grid)):
-        blocks = []
+        pieces = {}
         for alias, rows in events.items():
             start, stop = done[alias], places[alias][k]
             if stop > start:
                 done[alias] = stop
-                piece, ids = rows.slice(start, stop), np.arange(start, stop)
+                piece = rows.slice(start, stop)
                 reading = readers[alias].readings[0]
                 reading.next, reading.max_time = stop, int(piece.ints("ts")[-1])
-                sends = routers[alias].send(Rows({**piece.columns, "#": ids, "@": piece["ts"]}, len(piece)), readers[alias])
-                blocks += [(send.target, encode_block(send.block)) for send in sends]
-        yield blocks
+                pieces[alias] = Rows({**piece.columns, "#": np.arange(start, stop), "@": piece["ts"]}, len(piece))
+        sends = [send for r in routers if r.route.alias in pieces for send in r.send(pieces[r.route.alias], readers[r.route.alias])]
+        yield [(send.target, encode_block(send.block)) for send in sends]
