@@ -8,6 +8,7 @@ way are never read as rows.
 
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -98,8 +99,11 @@ def decode_header(data: bytes | None) -> Header:
         raise BlockError(f"header cannot be read: {error}") from None
 
 
-def decode_block(data: bytes | None) -> Block:
+def decode_block(data: bytes | None, wanted: Callable[[Header], bool] | None = None) -> Block:
+    """A block; without its rows, if its header says that they are not wanted."""
     header = decode_header(data)
+    if wanted is not None and not wanted(header):
+        return Block(header)
     assert data is not None
     (size,) = struct.unpack_from("<I", data, 8)
     start = _PREFIX.size + size

@@ -1,10 +1,11 @@
-"""A join that is told what is in demand: a composite is made when the last of what it needs has come, its own rows and a fitting row of each heralded stream.
+"""A join that is told what is in demand: a composite is made when the last of what it needs has come, its own rows and a fitting row of each stream whose herald it heeds.
 
 A heralded row *fits* a composite if it has its values and their validities meet. That never changes again, so the moment when a composite is made is a fact of the log: the latest of the moments when its own
 rows came and when, for each herald, the first fitting row came.
 
-- New rows of an input make what fits all heralds at once (`wanting`); the rest waits where its rows are, in the window states.
-- A new herald makes what it is the first to fit, if all other heralds fit too (`take`). Whoever has fitted before it has made them already.
+- New rows of an input make what fits all heralds at once (`wanted`); the rest waits where its rows are, in the window states.
+- A new herald makes what it is the first to fit, if all other heralds fit too (`take`). What another has fitted before it was made then.
+- A herald that does not pay is *let be* (`heeding.py`): composites whose last row comes later need not fit it. Those from before still must, so it is listened to until they are gone.
 
 Invariants
 - Each composite is made once, and none that is part of a result is left out.
@@ -16,29 +17,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
+from schemas.block import NO_WATERMARK
 from schemas.rows import I64, U64, Mask, Rows
+from topology import heeding
 from topology.hashing import combine
+from topology.heeding import HeraldMemo, HeraldsMemo
 from topology.heralds import Herald, heralds_of, part_hash
-from topology.meeting import ARRIVED, first_met, meets, met
+from topology.meeting import ARRIVED, NEVER, first_met, meets, met
 from topology.shapes import shape_hash
 from topology.state import Run, SegmentStore, WindowState
-from topology.subtuples import rows_with, shown_by
+from topology.subtuples import Picked, pick
 from topology.window import HASH, part_time
 
 if TYPE_CHECKING:
     from topology.partition import Partition
 
 
-class HeraldMemo(msgspec.Struct):
-    """What was done so far for one herald."""
-
-    rows: int = 0
-    tested: int = 0  # composites that were found
-    refused: int = 0  # of these, that no row of it fitted then
-    made: int = 0  # composites that were made when a row of it came
+SLICES = 2  # of a heralded window: they are asked often and small, so few segments matter more than purging early
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,7 @@ class Found:
     starts: I64
     ends: I64
     shown: Callable[["Told", I64], U64]  # what those at some places show of a herald
+    came: Callable[[I64], I64] | None = None  # when the last rows of those at some places came; None: just now
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -62,73 +60,109 @@ class Told:
     def __init__(self, herald: Herald, window: int, store: SegmentStore, memo: HeraldMemo) -> None:
         self.herald, self.window, self.memo = herald, window, memo
         self.windows = {herald.alias: window}
-        self.state = WindowState(self.windows, store)
+        self.state = WindowState(self.windows, store, slices_per_window=SLICES)
         self.names = [tuple(map(str, part.mine)) for part in herald.parts]
 
     def fits(self, found: Found, at: I64) -> Mask:
-        return meets(self.state, found.shown(self, at), found.starts[at] - self.window, found.ends[at])
+        """Whether it has a row that fits each of those at some places, or is not needed for it."""
+        if self.memo.is_plain:
+            return meets(self.state, found.shown(self, at), found.starts[at] - self.window, found.ends[at])
+        fits = ~self.concerns(found, at)
+        which = np.flatnonzero(~fits)
+        some = at[which]
+        fits[which] = meets(self.state, found.shown(self, some), found.starts[some] - self.window, found.ends[some])
+        return fits
+
+    def concerns(self, found: Found, at: I64) -> Mask:
+        """Which composites it is needed for."""
+        if self.memo.is_plain:
+            return np.ones(len(at), np.bool_)
+        if found.came is None:
+            return (found.starts[at] > self.memo.gap) & self.memo.heeded
+        came = found.came(at)
+        return (found.starts[at] > self.memo.gap) & (came >= self.memo.since) & (came < self.memo.until)
 
     def of_rows(self, rows: Rows) -> U64:
         """What composites show of it."""
         return combine([shape_hash(rows, names) for names in self.names])
 
-    def of_pairs(self, sides: Sequence[tuple[Run, I64]]) -> U64:
-        """The same for pairs of a binary join that are not built yet: a run and places in it for each side."""
-        for side, (run, at) in enumerate(sides):
+    def of_pairs(self, by: Callable[[int, tuple[str, ...]], U64]) -> U64:
+        """The same for composites that are not built yet: `by` gives what their rows of an input show of some columns."""
+        for side in (0, 1):
             alone = self.herald.shown_by(side)
             if alone is not None:
-                return shown_by(run, alone)[at]
-        shown = [(sides[part.side], names) for part, names in zip(self.herald.parts, self.names, strict=True)]
-        return combine([shown_by(run, names)[at] for (run, at), names in shown])
+                return by(side, alone)
+        return combine([by(part.side, names) for part, names in zip(self.herald.parts, self.names, strict=True)])
 
 
 class Heralding:
-    def __init__(self, join: "Partition", stores: Sequence[SegmentStore], memos: list[HeraldMemo]) -> None:
-        self.join = join
+    def __init__(self, join: "Partition", stores: Sequence[SegmentStore], memo: HeraldsMemo) -> None:
+        self.join, self.memo = join, memo
         heralds = heralds_of(join.plan, join.node)
-        memos += [HeraldMemo() for _ in range(len(heralds) - len(memos))]
-        self.told = [Told(h, join.plan.query.source(h.alias).window_ms, s, m) for h, s, m in zip(heralds, stores, memos, strict=True)]
+        memo.each += [HeraldMemo() for _ in range(len(heralds) - len(memo.each))]
+        self.told = [Told(h, join.plan.query.source(h.alias).window_ms, s, m) for h, s, m in zip(heralds, stores, memo.each, strict=True)]
         self.window = min(window for side in join.windows for window in side.values())
 
     def purge(self, horizon: int) -> None:
         """Rows of the node's own that end before the horizon are needed no more."""
         for told in self.told:
-            told.state.purge(horizon - self.window)
+            from_ = told.memo.purge(horizon, self.window)
+            if from_ == NEVER:  # what is forgotten now is missing when it is heeded again
+                told.memo.gap = max((told.memo.gap, *(segment.max_end for segment in told.state.segments())))
+            told.state.purge(from_)
+
+    def weigh(self, now: int) -> None:
+        """Behind a step, now and then: which heralds pay?"""
+        if self.join.memo.blocks_in % heeding.WEIGHED_BLOCKS == 0:
+            latest = max((s.max_end for state in self.join.states for s in state.segments()), default=NO_WATERMARK)
+            heeding.weigh(self.memo, self.join.memo.rows_out, now + 1, latest)
+
+    def reads(self, number: int) -> bool:
+        """Whether the rows of a herald are to be read at all."""
+        return self.told[number].memo.collects
+
+    def skip(self, number: int, latest: int) -> None:
+        """Rows of a herald that is let be, the latest of this time: what they fit is not known."""
+        told = self.told[number]
+        told.memo.skip(latest + told.window)
 
     def probing(self, side: int, run: Run) -> Run:
         """The rows that may make something at once: those that fit by what they show alone."""
         for told in self.told:
             names = told.herald.shown_by(side)
-            if names is not None and len(run):
-                fits = meets(told.state, shape_hash(run.rows, names), run.starts - told.window, run.ends)
+            if names is not None and len(run) and told.memo.heeded:
+                fits = meets(told.state, shape_hash(run.rows, names), run.starts - told.window, run.ends) | (run.starts <= told.memo.gap)
                 if not fits.all():
                     run = run.take(np.flatnonzero(fits))
         return run
 
     def wanted(self, found: Found) -> Mask:
         """Which composites of a new row fit all heralds."""
-        return self._fit(self.told, found, np.arange(len(found)))
+        return self._fit([told for told in self.told if told.memo.heeded], found, np.arange(len(found)))
 
     def _fit(self, asked: Sequence[Told], found: Found, at: I64) -> Mask:
         keep = np.zeros(len(found), np.bool_)
         for told in asked:
             fits = told.fits(found, at)
-            told.memo.tested += len(at)
-            told.memo.refused += len(at) - int(fits.sum())
+            told.memo.test(len(at), len(at) - int(fits.sum()))
             at = at[fits]
         keep[at] = True
         return keep
 
     def moments(self, rows: Rows, starts: I64, ends: I64, since: I64) -> I64:
         """When composites whose last row came at `since` had all heralds they need; `NEVER` if they do not yet."""
+        found, last = Found(starts, ends, lambda told, at: told.of_rows(rows.take(at)), lambda at: since[at]), since
         for told in self.told:
-            since = np.maximum(since, first_met(told.state, told.of_rows(rows), starts - told.window, ends))
-        return since
+            at = np.flatnonzero(told.concerns(found, np.arange(len(found))))
+            if at.size:
+                last = last.copy()
+                last[at] = np.maximum(last[at], first_met(told.state, found.shown(told, at), starts[at] - told.window, ends[at]))
+        return last
 
     def take(self, number: int, rows: Rows, now: int) -> Iterator[Rows]:
         """New rows of a heralded stream; gives what can be made because they have come."""
         told = self.told[number]
-        told.memo.rows += len(rows)
+        told.memo.hear(len(rows))
         run = Run.of(rows, told.windows)
         for made in self._first(told, run):
             told.memo.made += len(made)
@@ -138,8 +172,8 @@ class Heralding:
 
     def _first(self, told: Told, run: Run) -> Iterator[Rows]:
         """What these rows are the first of their stream to fit."""
-        latest = max((s.max_start for state in self.join.states for s in state.segments()), default=None)
-        if latest is None:
+        latest = max((s.max_start for state in self.join.states for s in state.segments()), default=NO_WATERMARK)
+        if latest <= told.memo.gap or told.memo.since == NEVER:
             return
         # An earlier one of the same value that starts no later, and lasts until all that is stored has begun, has fitted all that this one fits.
         known = meets(told.state, run.hashes, np.full(len(run), latest - told.window), run.starts)
@@ -149,21 +183,16 @@ class Heralding:
         others = [t for t in self.told if t is not told]
 
         def wanted(found: Found) -> Mask:
-            everyone = np.arange(len(found))
-            at = np.flatnonzero(met(run, found.shown(told, everyone), found.starts - told.window, found.ends))
+            at = np.flatnonzero(told.concerns(found, np.arange(len(found))))
+            at = at[met(run, found.shown(told, at), found.starts[at] - told.window, found.ends[at])]
             return self._fit(others, found, at[~told.fits(found, at)])
 
         yield from self.join.make_for(told, _distinct(run), wanted)
 
-    def rows_of(self, told: Told, number: int, run: Run) -> Run | None:
+    def pick(self, told: Told, number: int, run: Run) -> Picked:
         """The stored rows that show one part of what these heralds fit, and may be valid with one of them."""
-        part = told.herald.parts[number]
         hashes = np.unique(run.hashes if len(told.names) == 1 else run.rows[part_hash(number)])
-        found = rows_with(self.join.states[part.side], told.names[number], hashes)
-        if found is None:
-            return None
-        near = np.flatnonzero((found.ends >= run.starts.min()) & (found.starts <= run.ends.max()))
-        return found.take(near) if near.size else None
+        return pick(self.join.states[told.herald.parts[number].side], told.names[number], hashes, int(run.starts.min()), int(run.ends.max()))
 
 
 def _distinct(run: Run) -> Run:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from topology.expression import Column
 from topology.plan import Node, Plan, Route
 
+HERALDS_MOST = 3  # of a join: each more finds less that the others have left
+
 
 def part_hash(number: int) -> str:
     """Column of a herald's row: the hash of what one input of the join shows of it; only where several do."""
@@ -50,9 +52,14 @@ class Herald:
 
 
 def heralds_of(plan: Plan, node: Node) -> tuple[Herald, ...]:
-    """The streams that a join is told of: those it does not hold and that some column of its rows must equal. Those with more equalities come first, because fewer rows fit."""
-    found = [herald for alias in plan.query.aliases if alias not in node.aliases for herald in _herald(plan, node, alias)]
-    return tuple(sorted(found, key=lambda herald: -len(herald.columns)))
+    """The streams that a join is told of: those it does not hold and that some column of its rows must equal; first those with more equalities, because fewer rows fit, then
+    those that its rows meet sooner."""
+    below, order = node, list[str]()
+    while below.target != "out":
+        below = plan.node(below.target)
+        order += [alias for alias in below.aliases if alias not in (*node.aliases, *order)]
+    found = [herald for alias in order for herald in _herald(plan, node, alias)]
+    return tuple(sorted(found, key=lambda herald: -len(herald.columns))[:HERALDS_MOST])
 
 
 def _herald(plan: Plan, node: Node, alias: str) -> Iterator[Herald]:

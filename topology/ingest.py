@@ -10,7 +10,7 @@ Invariants
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -261,6 +261,14 @@ class HeraldRouter(Router):
     def __init__(self, plan: Plan, route: Route, herald: Herald, partitions: int, epoch: int, incarnation: int) -> None:
         super().__init__(plan, route, partitions, epoch, incarnation)
         self.herald = herald
+
+    def _to(self, target: int, kind: str, positions: Sequence[Position], rows: Rows | None, reader: StreamReader) -> Send:
+        """With the largest time of its rows, for a receiver that does not read them."""
+        send = super()._to(target, kind, positions, rows, reader)
+        if rows is None or not len(rows):
+            return send
+        header = msgspec.structs.replace(send.block.header, watermark=int(rows.ints(part_time(self.route.alias)).max()))
+        return replace(send, block=Block(header, rows))
 
     def _parts(self, rows: Rows) -> dict[int, Rows]:
         alias, parts = self.route.alias, [hash_key([rows[str(column)] for column in part.theirs]) for part in self.herald.parts]

@@ -40,23 +40,30 @@ class _Spans:
             known = run.indexes[_INDEX] = _Spans(run.hashes[first], keys if order is None else keys[order], bits, base, order)
         return known
 
-    def stretch(self, hashes: U64, low: I64, high: I64) -> tuple[I64, I64, I64]:
-        """The questions whose value is here at all, and for each the stretch of rows that start from `low` to `high`."""
-        at = np.minimum(np.searchsorted(self.values, hashes), len(self.values) - 1)
+    def ask(self, hashes: U64, low: I64, high: I64) -> tuple[I64, I64, I64, I64]:
+        """The questions that may have an answer here: which they are, the rank of their value, and both ends of the span as the index counts."""
+        at = np.searchsorted(self.values, hashes)
+        at[at == len(self.values)] = 0
         asked = np.flatnonzero(self.values[at] == hashes)
-        rank, most = at[asked].astype(np.int64) << self.bits, (1 << self.bits) - 1
+        if not asked.size:
+            return asked, asked, asked, asked
+        most = (1 << self.bits) - 1
         begin, end = low[asked] - self.base, high[asked] - self.base
-        first = np.searchsorted(self.keys, rank | np.clip(begin, 0, most), "left")
-        stop = np.searchsorted(self.keys, rank | np.clip(end, 0, most), "right")
-        return asked, first, np.where((begin > most) | (end < 0), first, stop)
+        near = (begin <= most) & (end >= 0)
+        if not near.all():
+            asked, begin, end = asked[near], begin[near], end[near]
+        return asked, at[asked] << self.bits, np.maximum(begin, 0), np.minimum(end, most)
 
 
 def met(run: Run, hashes: U64, low: I64, high: I64) -> Mask:
     """For each value, whether a row of the run shows it and starts from `low` to `high`."""
     found = np.zeros(len(hashes), np.bool_)
     if len(run) and len(hashes):
-        asked, first, stop = _Spans.of(run).stretch(hashes, low, high)
-        found[asked] = stop > first
+        spans = _Spans.of(run)
+        asked, rank, begin, end = spans.ask(hashes, low, high)
+        if asked.size:
+            last = np.searchsorted(spans.keys, rank | end, "right") - 1  # the latest that starts by then
+            found[asked] = (last >= 0) & (spans.keys[last] >= rank | begin)
     return found
 
 
@@ -65,13 +72,10 @@ def meets(state: WindowState, hashes: U64, low: I64, high: I64) -> Mask:
     found = np.zeros(len(hashes), np.bool_)
     if not len(hashes):
         return found
-    latest, earliest = int(high.max()), int(low.min())
+    latest, earliest = high.max(), low.min()
     for segment in state.segments():
         if segment.min_start <= latest and segment.max_start >= earliest:
-            open_ = np.flatnonzero(~found)
-            if not open_.size:
-                break
-            found[open_] = met(state.store.get(segment.id), hashes[open_], low[open_], high[open_])
+            found |= met(state.store.get(segment.id), hashes, low, high)
     return found
 
 
@@ -81,7 +85,8 @@ def first_met(state: WindowState, hashes: U64, low: I64, high: I64) -> I64:
     for segment in state.segments() if len(hashes) else ():
         run = state.store.get(segment.id)
         spans = _Spans.of(run)
-        asked, first, stop = spans.stretch(hashes, low, high)
+        asked, rank, begin, end = spans.ask(hashes, low, high)
+        first, stop = np.searchsorted(spans.keys, rank | begin, "left"), np.searchsorted(spans.keys, rank | end, "right")
         some = stop > first
         asked, first, counts = asked[some], first[some], (stop - first)[some]
         if asked.size:

@@ -124,9 +124,12 @@ class MultiJoin(Partition):
 
     def make_for(self, told: Told, heralds: Run, wanted: Wanted) -> Iterator[Rows]:
         assert self.heralding is not None
-        mine, side = self.heralding.rows_of(told, 0, heralds), told.herald.parts[0].side
-        for piece in () if mine is None else self._follow(self._start(side, mine, ARRIVED), (side,), again=True):
-            keep = wanted(_found(piece))
+        picked, side = self.heralding.pick(told, 0, heralds), told.herald.parts[0].side
+        if not len(picked):
+            return
+        mine = picked.run(np.argsort(picked.hashes, kind="stable"))
+        for piece in self._follow(self._start(side, mine, ARRIVED), (side,), again=True):
+            keep = wanted(_found(piece, again=True))
             if keep.any():
                 yield piece.rows.filter(keep)
 
@@ -163,5 +166,5 @@ class MultiJoin(Partition):
         return {**counts, "suspended_here": counts["suspended_here"] + self.hiding.values}
 
 
-def _found(made: Run) -> Found:
-    return Found(made.starts, made.ends, lambda told, at: told.of_rows(made.rows.take(at)))
+def _found(made: Run, again: bool = False) -> Found:
+    return Found(made.starts, made.ends, lambda told, at: told.of_rows(made.rows.take(at)), (lambda at: made.rows.ints(ARRIVED)[at]) if again else None)

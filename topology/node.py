@@ -18,8 +18,8 @@ from topology.heralding import Found, Told, Wanted
 from topology.heralds import part_hash
 from topology.meeting import ARRIVED
 from topology.partition import Effects, Partition
-from topology.state import Run, count_matches, matches
-from topology.subtuples import shown_by
+from topology.state import PAIRS_AT_ONCE, Run, count_matches, matches
+from topology.subtuples import Picked, shown_by
 from topology.window import validity
 
 
@@ -47,7 +47,10 @@ class JoinNode(Partition):
 
     def _join(self, side: int, probe: Run) -> Rows | None:
         """Every composite of `probe` with the other side's state that is wanted."""
-        pairs = self._built(side, probe, self._found(side, probe, None if self.heralding is None else self.heralding.wanted))
+        found: Iterable[tuple[I64, Run, I64]] = self._found(side, probe)
+        if self.heralding is not None:
+            found = self._kept(side, probe, found, self.heralding.wanted)
+        pairs = self._built(side, probe, found)
         if pairs is not None and self.feedback is not None and not self.feedback.suspended.is_empty:
             pairs = pairs.filter(self.feedback.allowed(pairs, validity(pairs, self._all_windows)[1]))
         return pairs.select(self.carried) if pairs is not None and len(pairs) else None
@@ -68,34 +71,37 @@ class JoinNode(Partition):
     def make_for(self, told: Told, heralds: Run, wanted: Wanted) -> Iterator[Rows]:
         assert self.heralding is not None
         side = told.herald.parts[0].side
-        mine = self.heralding.rows_of(told, 0, heralds)
-        if mine is None:
+        mine = self.heralding.pick(told, 0, heralds)
+        if not len(mine):
             return
         if len(told.names) == 1:
-            pairs = self._built(side, mine, self._found(side, mine, wanted, again=True))
+            probe = mine.run(np.argsort(mine.hashes, kind="stable"))
+            pairs = self._built(side, probe, self._kept(side, probe, self._found(side, probe, again=True), wanted, again=True))
         else:
-            theirs = self.heralding.rows_of(told, 1, heralds)
-            pairs = None if theirs is None else self._built(side, mine, self._between(side, told, heralds, mine, theirs, wanted))
+            pairs = self._between(side, heralds, mine, self.heralding.pick(told, 1, heralds), wanted)
         if pairs is not None:
             yield pairs
 
-    def _between(self, side: int, told: Told, heralds: Run, mine: Run, theirs: Run, wanted: Wanted) -> Iterator[tuple[I64, Run, I64]]:
+    def _between(self, side: int, heralds: Run, mine: Picked, theirs: Picked, wanted: Wanted) -> Rows | None:
         """Pairs of rows of both sides of which each shows its part of one herald: by way of the heralds, so that nothing is found that none of them fits."""
-        shown = shown_by(mine, told.names[0])
-        order = np.argsort(shown, kind="stable")
-        first = Run(Rows({}, len(mine)), shown[order], mine.starts[order], mine.ends[order])
-        keyed = combine([theirs.hashes, shown_by(theirs, told.names[1])])
-        last = np.argsort(keyed, kind="stable")
-        second = Run(Rows({}, len(theirs)), keyed[last], theirs.starts[last], theirs.ends[last])
-        asked = Run(heralds.rows, heralds.rows[part_hash(0)], heralds.starts, heralds.ends)
+        keyed = combine([theirs.hashes, theirs.shown])
+        order, last = np.argsort(mine.shown, kind="stable"), np.argsort(keyed, kind="stable")
+        first = Run(_NO_ROWS, mine.shown[order], mine.starts[order], mine.ends[order])
+        second = Run(_NO_ROWS, keyed[last], theirs.starts[last], theirs.ends[last])
+        asked = Run(_NO_ROWS, heralds.rows[part_hash(0)], heralds.starts, heralds.ends)
+        some: list[tuple[I64, I64]] = []
         for c, x in matches(asked, first):
             i = order[x]
             starts, ends = np.maximum(heralds.starts[c], mine.starts[i]), np.minimum(heralds.ends[c], mine.ends[i])
-            probe = Run(Rows({}, len(c)), combine([mine.hashes[i], heralds.rows[part_hash(1)][c]]), starts, ends)
-            for y, z in matches(probe, second):
-                yield from self._kept(side, mine, theirs, i[y], last[z], wanted)
+            probe = Run(_NO_ROWS, combine([mine.hashes[i], heralds.rows[part_hash(1)][c]]), starts, ends)
+            some += [(i[y], last[z]) for y, z in matches(probe, second)]
+        if not some:
+            return None
+        left, right = (theirs_or_mine.run(np.concatenate(at)) for theirs_or_mine, at in zip((mine, theirs), zip(*some, strict=True), strict=True))
+        each = np.arange(len(left))
+        return self._built(side, left, self._kept(side, left, [(each, right, each)], wanted, again=True))
 
-    def _found(self, side: int, probe: Run, wanted: Wanted | None = None, again: bool = False) -> Iterator[tuple[I64, Run, I64]]:
+    def _found(self, side: int, probe: Run, again: bool = False) -> Iterator[tuple[I64, Run, I64]]:
         """Pairs of `probe` with the other side's state: (rows of it, stored run, rows of that). `again`: of rows that are all stored, whatever is suspended."""
         if not len(probe):
             return
@@ -105,22 +111,42 @@ class JoinNode(Partition):
                 if waits is not None:
                     self.feedback.memo.pairs_avoided += int(waits.sum())  # type: ignore[union-attr]
                     i, j = i[~waits], j[~waits]
-                if wanted is None:
-                    yield i, run, j
-                else:
-                    yield from self._kept(side, probe, run, i, j, wanted)
+                yield i, run, j
 
-    def _kept(self, side: int, probe: Run, run: Run, i: I64, j: I64, wanted: Wanted) -> Iterator[tuple[I64, Run, I64]]:
-        """Those of some pairs that heralds fit."""
+    def _kept(self, side: int, probe: Run, found: Iterable[tuple[I64, Run, I64]], wanted: Wanted, again: bool = False) -> Iterator[tuple[I64, Run, I64]]:
+        """Those of some pairs that heralds fit; asked about at once, in bounded pieces."""
+        some: list[tuple[I64, Run, I64]] = []
+        for one in found:
+            some.append(one)
+            if sum(len(i) for i, _, _ in some) > PAIRS_AT_ONCE:
+                yield from self._fitting(side, probe, some, wanted, again)
+                some = []
+        if some:
+            yield from self._fitting(side, probe, some, wanted, again)
+
+    def _fitting(self, side: int, probe: Run, found: list[tuple[I64, Run, I64]], wanted: Wanted, again: bool) -> Iterator[tuple[I64, Run, I64]]:
+        i = np.concatenate([i for i, _, _ in found])
+        bounds = np.cumsum([0, *(len(j) for _, _, j in found)])
+        starts = np.maximum(probe.starts[i], np.concatenate([run.starts[j] for _, run, j in found]))
+        ends = np.minimum(probe.ends[i], np.concatenate([run.ends[j] for _, run, j in found]))
 
         def shown(told: Told, at: I64) -> U64:
-            both = ((probe, i[at]), (run, j[at]))
-            return told.of_pairs(both if side == 0 else both[::-1])
+            def by(other: int, names: tuple[str, ...]) -> U64:
+                every: U64 = shown_by(probe, names)[i] if other == side else np.concatenate([shown_by(run, names)[j] for _, run, j in found])
+                return every[at]
 
-        starts, ends = np.maximum(probe.starts[i], run.starts[j]), np.minimum(probe.ends[i], run.ends[j])
-        keep = wanted(Found(starts, ends, shown))
-        if keep.any():
-            yield i[keep], run, j[keep]
+            return told.of_pairs(by)
+
+        def came(at: I64) -> I64:
+            theirs = np.concatenate([run.rows.ints(ARRIVED)[j] for _, run, j in found])
+            latest: I64 = np.maximum(probe.rows.ints(ARRIVED)[i], theirs)[at]
+            return latest
+
+        keep = wanted(Found(starts, ends, shown, came if again else None))
+        for k, (i, run, j) in enumerate(found):
+            mine = keep[bounds[k] : bounds[k + 1]]
+            if mine.any():
+                yield i[mine], run, j[mine]
 
     def _built(self, side: int, probe: Run, found: Iterable[tuple[I64, Run, I64]], extra: Sequence[str] = ()) -> Rows | None:
         """Pairs as rows, key equality and residuals verified. `extra` columns are the larger of both rows'."""
@@ -143,3 +169,4 @@ class JoinNode(Partition):
 
 
 _NO_MOMENTS = np.empty(0, np.int64)
+_NO_ROWS = Rows({}, 0)

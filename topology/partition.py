@@ -29,7 +29,8 @@ from topology.feedback import PARTITIONS_MOST, Feedback
 from topology.feedback_blocks import OF_PRODUCER, check_feedback, is_feedback, restore_tables
 from topology.feedback_memo import FeedbackMemo
 from topology.hashing import hash_key
-from topology.heralding import Heralding, HeraldMemo, Told, Wanted
+from topology.heeding import HeraldsMemo
+from topology.heralding import Heralding, Told, Wanted
 from topology.heralds import heralds_of
 from topology.meeting import ARRIVED
 from topology.plan import Input, Plan, side_name
@@ -62,7 +63,7 @@ class Memo(msgspec.Struct):
     blocks_in: int = 0
     feedback: FeedbackMemo | None = None  # when the query runs with feedback
     paths: PathsMemo | None = None  # of an M-Join
-    heralds: list[HeraldMemo] = msgspec.field(default_factory=list)
+    heralds: HeraldsMemo | None = None  # where there are any
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,10 @@ class Partition:
         self.states = tuple(
             WindowState(w, r, key=tuple(map(str, side.key))) for w, r, side in zip(self.windows, self._recorders, inputs, strict=False)
         )
-        self.heralding = Heralding(self, self._recorders[len(inputs) :], self.memo.heralds) if told else None
+        self.heralding: Heralding | None = None
+        if told:
+            self.memo.heralds = self.memo.heralds or HeraldsMemo()
+            self.heralding = Heralding(self, self._recorders[len(inputs) :], self.memo.heralds)
         self._admission = (
             *(Admission(plan, side, partition, partitions) for side in inputs),
             *(HeraldAdmission(plan, herald, partition, partitions) for herald in told),
@@ -212,6 +216,8 @@ class Partition:
             self.heralding.purge(min(horizons))
         self._emit(output, before, effects)
         self._finish(effects)
+        if self.heralding is not None:
+            self.heralding.weigh(offset)
         for recorder in self._recorders:
             recorder.collect(effects)
         return effects
@@ -232,18 +238,26 @@ class Partition:
         if self.feedback is not None and is_feedback(block.header, self.node.target):
             return self.feedback.hear(block, offset, effects)
         output = None
-        if len(rows) and block.header.side >= len(self.states):
-            output = self._hear_of(block.header.side - len(self.states), rows, offset)
+        if block.header.side >= len(self.states):
+            output = self._hear_of(block.header, rows, offset)
         elif len(rows):
             self.memo.rows_in[block.header.side] += len(rows)
             output = self._take(offset, block.header, rows, effects)
         self._advance(block.header, block.header.side)
         return output
 
-    def _hear_of(self, number: int, rows: Rows, offset: int) -> Rows | None:
+    def reads(self, header: Header) -> bool:
+        """Whether the rows of a block are to be read; of a herald that is let be, its header is enough."""
+        return self.heralding is None or not len(self.states) <= header.side < len(self._admission) or self.heralding.reads(header.side - len(self.states))
+
+    def _hear_of(self, header: Header, rows: Rows, offset: int) -> Rows | None:
         """Rows of a heralded stream: what they are the first to fit is made now, unless a consumer has it suspended."""
         assert self.heralding is not None
-        made = list(self.heralding.take(number, rows, offset))
+        number = header.side - len(self.states)
+        if header.kind == "rows" and not self.heralding.reads(number):
+            self.heralding.skip(number, header.watermark)
+            return None
+        made = list(self.heralding.take(number, rows, offset)) if len(rows) else []
         if self.feedback is not None and not self.feedback.suspended.is_empty:
             made = [pairs.filter(self.feedback.free(pairs)) for pairs in made]
         made = [pairs.select(self.carried) for pairs in made if len(pairs)]

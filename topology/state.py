@@ -96,10 +96,11 @@ class WindowState:
     newest: int = -(2**62)  # the latest slice that rows came into
     slices: dict[int, list[Segment]] = field(default_factory=dict)
     key: tuple[str, ...] = ()  # the columns whose hash runs are sorted by
+    slices_per_window: int = SLICES_PER_WINDOW
 
     @property
     def slice_ms(self) -> int:
-        return max(1, min(self.windows_ms.values()) // SLICES_PER_WINDOW)
+        return max(1, min(self.windows_ms.values()) // self.slices_per_window)
 
     def restore(self, segments: list[Segment]) -> None:
         """Take over what the store holds after a restart."""

@@ -8,6 +8,7 @@ is made once for each immutable run.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from topology.suspended import ENTRY, ShapeTable, among, by_hash
 SHAPE, VALUE, LEFT, TICKET = "#s", "#h", "#l", "#t"
 _HIDDEN = ("hidden",)
 BITS_A_ROW = 16
+SCANNED_MOST = 4_096  # rows of a run that are looked through for sub-tuples; a larger one is worth an index
 TYPES = {SHAPE: np.int64, VALUE: np.uint64, LEFT: np.uint64, TICKET: np.int64}
 
 
@@ -96,6 +98,57 @@ def shown_by(run: Run, names: tuple[str, ...]) -> U64:
     if found is None:
         found = run.indexes["shown", *names] = shape_hash(run.rows, names)
     return found
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Some rows of a state, by their places; what the kernels need of them, and the rest on demand."""
+
+    runs: list[tuple[Run, I64]]
+    shown: U64
+    hashes: U64
+    starts: I64
+    ends: I64
+
+    def __len__(self) -> int:
+        return len(self.shown)
+
+    def run(self, at: I64) -> Run:
+        """Those at these places, in this order."""
+        bounds = np.cumsum([0, *(len(where) for _, where in self.runs)])
+        owner = np.searchsorted(bounds, at, "right") - 1
+        order = np.argsort(owner, kind="stable")
+        parts = [run.rows.take(where[at[owner == k] - bounds[k]]) for k, (run, where) in enumerate(self.runs) if (owner == k).any()]
+        back = np.empty(len(at), np.int64)
+        back[order] = np.arange(len(at))
+        return Run(Rows.concat(parts).take(back), self.hashes[at], self.starts[at], self.ends[at])
+
+
+def pick(state: WindowState, names: tuple[str, ...], hashes: U64, start: int, end: int) -> Picked:
+    """The stored rows that show one of these sorted sub-tuples and whose validity meets [start, end]."""
+    found: list[tuple[Run, I64, U64]] = []
+    for run in state.reachable(start, end):
+        if len(run) > SCANNED_MOST:
+            ordered, order = indexed(run, names)
+            first, stop = np.searchsorted(ordered, hashes, "left"), np.searchsorted(ordered, hashes, "right")
+            counts = stop - first
+            at = order[np.arange(int(counts.sum())) + np.repeat(first - (np.cumsum(counts) - counts), counts)]
+            shown = shape_hash(run.rows.select(names).take(at), names)
+        else:
+            at = np.flatnonzero(among(shown_by(run, names), hashes))
+            shown = shown_by(run, names)[at]
+        if at.size:
+            near = (run.ends[at] >= start) & (run.starts[at] <= end)
+            if not near.all():
+                at, shown = at[near], shown[near]
+            found.append((run, at, shown))
+    if not found:
+        nothing = np.empty(0, np.int64)
+        return Picked([], np.empty(0, np.uint64), np.empty(0, np.uint64), nothing, nothing)
+    return Picked(
+        [(run, at) for run, at, _ in found], np.concatenate([shown for _, _, shown in found]), np.concatenate([run.hashes[at] for run, at, _ in found]),
+        np.concatenate([run.starts[at] for run, at, _ in found]), np.concatenate([run.ends[at] for run, at, _ in found]),
+    )  # fmt: skip
 
 
 def rows_with(state: WindowState, names: tuple[str, ...], hashes: U64) -> Run | None:

@@ -14,13 +14,18 @@ from schemas.mesh import FieldType, Stream
 from services.simulation.case import binary_tree
 from tests.drawn import check_often, check_results, say, work
 from tests.topology.test_mesh_equals_oracle import edges_of
-from topology import detection, policy
+from topology import detection, heeding, policy
 from topology.cql import parse_query
 from topology.oracle import Event, truth
 from topology.plan import build_plan
 from topology.policy import RESTLESS
 from topology.testing import TopologyDriver
 
+HEEDING: list[dict[str, float]] = [
+    {"WEIGHED_BLOCKS": 1, "SPARED_US": 1e9, "EFFECT_LOOKS": 0},  # everything is heeded at once
+    heeding.RESTLESS,
+    {**heeding.RESTLESS, "WEIGHED_BLOCKS": 7},
+]
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "ts": FieldType.TIMESTAMP}
 SEEDS, CHUNK = 400, 50
 COUNTED = ("pairs_avoided", "rows_diverted", "values_suspended", "values_resumed", "pairs_resumed")
@@ -42,7 +47,7 @@ def draw_text(rng: random.Random, n: int) -> str:
 
 def case(seed: int, heralds: bool = False, feedback: bool = True) -> Counter[str]:
     """In every second, sub-tuples of type II are spoken of whether or not their values repeat."""
-    with mock.patch.multiple(policy, **RESTLESS), mock.patch.object(detection, "ROWS_LEAST", 10**9 if seed % 2 else detection.ROWS_LEAST):
+    with mock.patch.multiple(policy, **RESTLESS), mock.patch.multiple(heeding, **HEEDING[seed % len(HEEDING)]), mock.patch.object(detection, "ROWS_LEAST", 10**9 if seed % 2 else detection.ROWS_LEAST):
         return run_case(seed, heralds, feedback and ("auto" if seed % 4 == 3 else True))
 
 
@@ -71,8 +76,8 @@ def run_case(seed: int, heralds: bool, feedback: bool | str) -> Counter[str]:
     where = f"seed {seed}: {query.name} {plan.tree}"
     counts: Counter[str] = Counter(results=check_results(driver, truth(query, streams, events), where))
     for node in driver.nodes.values():
-        for told in node.memo.heralds:
-            counts.update({"heralds": told.rows, "refused": told.refused, "made for heralds": told.made})
+        for told in node.memo.heralds.each if node.memo.heralds else ():
+            counts.update({"heralds": told.rows, "refused": told.refused, "made for heralds": told.made, "heralds skipped": told.skipped, "heedings": told.changes})
         memo = node.memo.feedback
         if memo is None:
             continue

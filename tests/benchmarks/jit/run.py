@@ -106,7 +106,8 @@ class Mesh:
     def _step(self, target: str, data: bytes) -> None:
         offset, figures = self.offsets[target], self.figures
         self.offsets[target] += 1
-        node, block = self.nodes[target], decode_block(data)
+        node = self.nodes[target]
+        block = decode_block(data, node.reads)
         before = _Before(node, block.header.side) if block.header.kind == "rows" else None
         effects = node.step(offset, block)
         if before is not None and block.rows is not None:
