@@ -63,14 +63,17 @@ class Told:
         self.state = WindowState(self.windows, store, slices_per_window=SLICES)
         self.names = [tuple(map(str, part.mine)) for part in herald.parts]
 
+    def has_for(self, found: Found, at: I64) -> Mask:
+        """Whether it has a row that fits each of those at some places."""
+        return meets(self.state, found.shown(self, at), found.starts[at] - self.window, found.ends[at])
+
     def fits(self, found: Found, at: I64) -> Mask:
         """Whether it has a row that fits each of those at some places, or is not needed for it."""
         if self.memo.is_plain:
-            return meets(self.state, found.shown(self, at), found.starts[at] - self.window, found.ends[at])
+            return self.has_for(found, at)
         fits = ~self.concerns(found, at)
         which = np.flatnonzero(~fits)
-        some = at[which]
-        fits[which] = meets(self.state, found.shown(self, some), found.starts[some] - self.window, found.ends[some])
+        fits[which] = self.has_for(found, at[which])
         return fits
 
     def concerns(self, found: Found, at: I64) -> Mask:
@@ -99,7 +102,9 @@ class Heralding:
     def __init__(self, join: "Partition", stores: Sequence[SegmentStore], memo: HeraldsMemo) -> None:
         self.join, self.memo = join, memo
         heralds = heralds_of(join.plan, join.node)
-        memo.each += [HeraldMemo() for _ in range(len(heralds) - len(memo.each))]
+        if not memo.each:
+            memo.each = [HeraldMemo() for _ in heralds]
+            memo.each[0].heed(0)
         self.told = [Told(h, join.plan.query.source(h.alias).window_ms, s, m) for h, s, m in zip(heralds, stores, memo.each, strict=True)]
         self.window = min(window for side in join.windows for window in side.values())
 
@@ -115,7 +120,8 @@ class Heralding:
         """Behind a step, now and then: which heralds pay?"""
         if self.join.memo.blocks_in % heeding.WEIGHED_BLOCKS == 0:
             latest = max((s.max_end for state in self.join.states for s in state.segments()), default=NO_WATERMARK)
-            heeding.weigh(self.memo, self.join.memo.rows_out, now + 1, latest)
+            made, time = self.join.memo.rows_out, min(self.join.memo.watermarks)
+            heeding.weigh(self.memo, heeding.Look(made, now + 1, latest, time, self.window, self.join.makes_nothing))
 
     def reads(self, number: int) -> bool:
         """Whether the rows of a herald are to be read at all."""
@@ -138,6 +144,12 @@ class Heralding:
 
     def wanted(self, found: Found) -> Mask:
         """Which composites of a new row fit all heralds."""
+        self.memo.found += len(found)
+        if not self.memo.elected and len(self.told) > 1:
+            few = np.arange(min(len(found), heeding.SAMPLE))
+            for told in self.told:
+                told.memo.asked += len(few)
+                told.memo.unfit += len(few) - int(told.has_for(found, few).sum())
         return self._fit([told for told in self.told if told.memo.heeded], found, np.arange(len(found)))
 
     def _fit(self, asked: Sequence[Told], found: Found, at: I64) -> Mask:
@@ -173,7 +185,7 @@ class Heralding:
     def _first(self, told: Told, run: Run) -> Iterator[Rows]:
         """What these rows are the first of their stream to fit."""
         latest = max((s.max_start for state in self.join.states for s in state.segments()), default=NO_WATERMARK)
-        if latest <= told.memo.gap or told.memo.since == NEVER:
+        if latest <= told.memo.gap or told.memo.since == NEVER or self.join.makes_nothing:
             return
         # An earlier one of the same value that starts no later, and lasts until all that is stored has begun, has fitted all that this one fits.
         known = meets(told.state, run.hashes, np.full(len(run), latest - told.window), run.starts)

@@ -246,6 +246,11 @@ class Partition:
         self._advance(block.header, block.header.side)
         return output
 
+    @property
+    def makes_nothing(self) -> bool:
+        """Whether our consumer wants nothing at all for now: what it asks for later is found then."""
+        return self.feedback is not None and any(not table.shape.columns and len(table.active) for table in self.feedback.suspended.tables)
+
     def reads(self, header: Header) -> bool:
         """Whether the rows of a block are to be read; of a herald that is let be, its header is enough."""
         return self.heralding is None or not len(self.states) <= header.side < len(self._admission) or self.heralding.reads(header.side - len(self.states))

@@ -40,15 +40,15 @@ class Mode:
         return bool(self.settings.get("heralds"))
 
 
-PAPER_MODES = ("REF", "JIT", "SUSPEND", "DOE", "AUTO")
+PAPER_MODES = ("REF", "JIT", "ON", "SUSPEND", "DOE")
 MODES = {
-    "REF": Mode("feedback off", {"feedback": False}),
-    "JIT": Mode("feedback on", {"feedback": True, "heralds": True}),
+    "REF": Mode("feedback: off", {"feedback": False}),
+    "JIT": Mode("feedback: auto, each input and each herald where it pays", {"feedback": "auto", "heralds": True}),
+    "ON": Mode("feedback: on, every input speaks always", {"feedback": True, "heralds": True}),
+    "SUSPEND": Mode("suspend and resume alone and always, as in the paper", {"feedback": True}),
     "HERALD": Mode("heralds alone", {"feedback": False, "heralds": True}),
-    "SUSPEND": Mode("suspend and resume alone, as in the paper", {"feedback": True}),
     "DOE": Mode("feedback of the empty sub-tuple alone", {"feedback": True}, lambda shape: not shape.columns),
     "TYPE1": Mode("feedback of sub-tuples that a row of one input shows alone", {"feedback": True}, lambda shape: any(shape.sides)),
-    "AUTO": Mode("each input decides for itself", {"feedback": "auto", "heralds": True}),
 }
 
 
@@ -212,24 +212,22 @@ def table_bytes(node: JoinNode) -> int:
 
 
 class _Before:
-    """What a node holds before it takes rows: from it follows what nested loops would compare."""
+    """What a node holds before it takes rows: from it follows what nested loops would compare. What is suspended and heralded is looked up in hash tables, as the paper proposes for its MNS buffer: one comparison each."""
 
     def __init__(self, node: JoinNode, side: int) -> None:
         self.node, heralded = node, side >= 2
-        against = [part.side for part in node.told[side - 2].herald.parts] if heralded else [1 - side]
+        against = [1 - side] if not heralded else [p.side for p in node.told[side - 2].herald.parts] if node.told[side - 2].memo.heeded else []
         self.stored = sum(_rows(node, other) for other in against)
-        self.values = 0 if node.feedback is None or heralded else _values(node)
-        self.diverted = self._diverted()
-        self.tested = [told.memo.tested for told in node.told]
+        self.tables = 0 if node.feedback is None or heralded else _tables(node)
+        self.done = self._done()
 
-    def _diverted(self) -> int:
-        return 0 if self.node.feedback is None else self.node.feedback.memo.rows_diverted
+    def _done(self) -> tuple[int, int]:
+        return 0 if self.node.feedback is None else self.node.feedback.memo.rows_diverted, sum(told.memo.tested for told in self.node.told)
 
     def comparisons(self, rows: int) -> int:
-        """Of the new rows with stored ones, but for those that wait; with suspended values; and of the composites found with the heralds."""
-        probing = rows - (self._diverted() - self.diverted)  # those that wait are compared when they are resumed
-        heralds = sum((told.memo.tested - n) * _held(told.state) for told, n in zip(self.node.told, self.tested, strict=True))
-        return probing * self.stored + rows * self.values + heralds
+        """Of the new rows with stored ones, but for those that wait, which are compared when they are resumed; and what is looked up."""
+        diverted, tested = (now - before for now, before in zip(self._done(), self.done, strict=True))
+        return (rows - diverted) * self.stored + rows * self.tables + tested
 
 
 def _held(state: WindowState) -> int:
@@ -240,11 +238,11 @@ def _rows(node: JoinNode, side: int) -> int:
     return _held(node.states[side])
 
 
-def _values(node: JoinNode) -> int:
-    """What a new row is compared with beside the other side's rows: values suspended here, and those it may be a partner of."""
+def _tables(node: JoinNode) -> int:
+    """In how many tables a new row is looked up: of values suspended here, and of those it may be a partner of."""
     assert node.feedback is not None
-    here = sum(len(table.active) for table in node.feedback.suspended.tables)
-    return here + sum(len(t) for demand in node.feedback.demands if demand is not None for t in demand.tables)
+    here = sum(len(table.active) > 0 for table in node.feedback.suspended.tables)
+    return here + sum(len(t) > 0 for demand in node.feedback.demands if demand is not None for t in demand.tables)
 
 
 def _nbytes(value: Any) -> int:
