@@ -7,6 +7,7 @@ Invariant: decisions follow from counts and constants, never from a clock, so a 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -19,12 +20,14 @@ REFUSES = 0.9  # the share of composites that a herald is expected to refuse bef
 WEIGHED_BLOCKS = 8  # of the node, between two looks
 ELECTED_LOOKS = 64  # after which one is elected at the latest, though the window is not over; one that is heeded later begins with a gap
 SAMPLE, SAMPLES_LEAST = 256, 1_000  # composites of a step that all heralds are asked about, and how many of these are enough to prefer another before the window is over
-PREFERRED = 1.25  # how many times more another must spare
+PREFERRED = 0.1  # of all that was found another must spare more
 EFFECT_LOOKS = 2  # for which one that is heeded is left to show its effect before another is tried
 JUDGED_LOOKS = 6  # in which it cost something before it is judged
 GAIN_LEAST = 1.0  # how many times its cost it must spare
+KEPT = 15 / 16  # of sums, from look to look: a row of a sparse stream asks for much at once, and seldom
 PAUSE_MOST = 1 << 12  # looks
-RESTLESS = {  # for tests: heeds one after the other and lets them be every few blocks
+EAGER: dict[str, Any] = {"WEIGHED_BLOCKS": 1, "EFFECT_LOOKS": 0, "SPARED_US": 1e9}  # for tests: all are heeded at once
+RESTLESS: dict[str, Any] = {  # for tests: heeds one after the other and lets them be every few blocks
     "WEIGHED_BLOCKS": 2, "ELECTED_LOOKS": 3, "SAMPLES_LEAST": 2, "EFFECT_LOOKS": 1, "JUDGED_LOOKS": 1, "GAIN_LEAST": 1e12, "PAUSE_MOST": 2, "SPARED_US": 1e9,
 }  # fmt: skip
 
@@ -80,16 +83,22 @@ class HeraldMemo(msgspec.Struct):
             self.collects = False
         return horizon - window if self.collects else NEVER
 
-    def look(self) -> tuple[int, int]:
-        """Count what happened since the last look; gives how many blocks came, and about how many rows."""
+    def look(self, silenced: bool) -> tuple[int, int]:
+        """Count what happened since the last look; gives how many blocks came, and about how many rows. While the join makes nothing anyway, a herald costs next to nothing."""
         now = [self.rows, self.blocks, self.skipped, self.tested, self.refused, self.made]
         rows, blocks, skipped, tested, refused, made = (new - old for new, old in zip(now, self.seen, strict=True))
         self.seen, self.looks = now, self.looks + 1
-        if self.heeded:
+        if self.heeded and not silenced:
             self.judged += blocks > 0
-            self.spared = self.spared * 0.75 + SPARED_US * (refused - made)
-            self.spent = self.spent * 0.75 + BLOCK_US * blocks + ROW_US * rows + TEST_US * tested
+            self.spared = self.spared * KEPT + SPARED_US * (refused - made)
+            self.spent = self.spent * KEPT + BLOCK_US * blocks + ROW_US * rows + TEST_US * tested
         return blocks + skipped, rows + skipped * self.rows // max(1, self.blocks)
+
+    @property
+    def refuses(self) -> float:
+        """The share of composites that it is expected to refuse: what the sample said, and less and less of that as time goes by."""
+        said = self.unfit / self.asked if self.asked else REFUSES
+        return said + (REFUSES - said) * min(1.0, self.looks / PAUSE_MOST)
 
     def heed(self, now: int) -> None:
         self.since, self.until, self.collects, self.begun = now, NEVER, True, None
@@ -131,7 +140,7 @@ def weigh(memo: HeraldsMemo, look: Look) -> None:
         memo.begun = look.time
     costs = []
     for herald in memo.each:
-        blocks, rows = herald.look()
+        blocks, rows = herald.look(look.silenced)
         costs.append(BLOCK_US * blocks + ROW_US * rows + TEST_US * max(found, made))
     if not memo.elected:
         _prefer(memo, costs, found, look)
@@ -147,7 +156,8 @@ def _prefer(memo: HeraldsMemo, costs: list[float], found: int, look: Look) -> No
     best = max(range(len(worth)), key=worth.__getitem__)
     current = next((k for k, h in enumerate(memo.each) if h.heeded), None)
     enough = over or memo.each[best].asked >= SAMPLES_LEAST
-    if best != current and enough and worth[best] > 0 and memo.each[best].since == NEVER and (current is None or worth[best] > PREFERRED * max(0.0, worth[current])):
+    better = current is None or worth[best] - worth[current] > PREFERRED * SPARED_US * found
+    if best != current and enough and better and worth[best] > 0 and memo.each[best].since == NEVER:
         memo.each[best].heed(look.now)
         if current is not None:
             memo.each[current].let_be(look.now, look.latest)
@@ -171,6 +181,6 @@ def _try(memo: HeraldsMemo, costs: list[float], made: int, now: int) -> None:
     """Heed one more, if it would pay; not before the last one had its effect."""
     if any(herald.heeded and herald.looks < EFFECT_LOOKS for herald in memo.each):
         return
-    free = [(cost, k) for k, (h, cost) in enumerate(zip(memo.each, costs, strict=True)) if h.since == NEVER and h.looks >= h.pause]
-    if free and SPARED_US * REFUSES * made > min(free)[0]:
-        memo.each[min(free)[1]].heed(now)
+    gains = [SPARED_US * h.refuses * made - cost if h.since == NEVER and h.looks >= h.pause else 0.0 for h, cost in zip(memo.each, costs, strict=True)]
+    if max(gains) > 0:
+        memo.each[gains.index(max(gains))].heed(now)

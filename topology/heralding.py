@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from topology.partition import Partition
 
 
+BITS_A_ROW = 8
 SLICES = 2  # of a heralded window: they are asked often and small, so few segments matter more than purging early
 
 
@@ -62,10 +63,33 @@ class Told:
         self.windows = {herald.alias: window}
         self.state = WindowState(self.windows, store, slices_per_window=SLICES)
         self.names = [tuple(map(str, part.mine)) for part in herald.parts]
+        self._bits: Mask | None = None
+        self._added = 0  # rows, since the filter was made
 
     def has_for(self, found: Found, at: I64) -> Mask:
         """Whether it has a row that fits each of those at some places."""
-        return meets(self.state, found.shown(self, at), found.starts[at] - self.window, found.ends[at])
+        shown = found.shown(self, at)
+        fits = self._perhaps(shown)
+        which = np.flatnonzero(fits)
+        some = at[which]
+        fits[which] = meets(self.state, shown[which], found.starts[some] - self.window, found.ends[some])
+        return fits
+
+    def add(self, run: Run) -> None:
+        self.state.insert(run)
+        self._added += len(run)
+        if self._bits is not None:
+            self._bits[run.hashes & np.uint64(len(self._bits) - 1)] = True
+
+    def _perhaps(self, hashes: U64) -> Mask:
+        """Which values may have come: by a Bloom filter of the whole state, because most have not. It is made anew when it has taken in twice what it was made for."""
+        if self._bits is None or self._added * BITS_A_ROW > 2 * len(self._bits):
+            held = sum(segment.rows for segment in self.state.segments())
+            self._bits, self._added = np.zeros(1 << max(10, (held * BITS_A_ROW).bit_length()), np.bool_), held
+            for segment in self.state.segments():
+                self._bits[self.state.store.get(segment.id).hashes & np.uint64(len(self._bits) - 1)] = True
+        found: Mask = self._bits[hashes & np.uint64(len(self._bits) - 1)]
+        return found
 
     def fits(self, found: Found, at: I64) -> Mask:
         """Whether it has a row that fits each of those at some places, or is not needed for it."""
@@ -180,7 +204,7 @@ class Heralding:
             told.memo.made += len(made)
             yield made
         kept = Rows({HASH: run.hashes, part_time(told.herald.alias): run.starts, ARRIVED: np.full(len(run), now, np.int64)}, len(run))
-        told.state.insert(Run(kept, run.hashes, run.starts, run.ends))
+        told.add(Run(kept, run.hashes, run.starts, run.ends))
 
     def _first(self, told: Told, run: Run) -> Iterator[Rows]:
         """What these rows are the first of their stream to fit."""

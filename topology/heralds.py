@@ -85,6 +85,12 @@ def _herald(plan: Plan, node: Node, alias: str) -> Iterator[Herald]:
     yield Herald(alias, parts[:1] if whole else parts, parts[1:] if whole else (), to if len(to) == len(key) else None)
 
 
+def sides_of(plan: Plan, node: str, heralds: bool) -> int:
+    """How many things a node keeps segments of: its inputs, then its heralds."""
+    found = plan.node(node)
+    return len(found.inputs) + (len(heralds_of(plan, found)) if heralds else 0)
+
+
 def herald_routes(plan: Plan) -> list[tuple[Route, Herald]]:
     """What ingest sends beside the rows themselves."""
     routes = {route.alias: route for route in plan.routes}

@@ -282,6 +282,16 @@ class Partition:
         if self.feedback is not None:
             restore_tables(self.feedback, tables)
 
+    def herald_counts(self) -> list[dict[str, Any]]:
+        """For reports: what the node is told of, and what came of it."""
+        return [
+            {
+                "herald": str(told.herald), "heeded": int(told.memo.heeded), "blocks": told.memo.blocks + told.memo.skipped, "rows_held": sum(s.rows for s in told.state.segments()),
+                "composites_found": told.memo.tested, "not_made": told.memo.refused, "made_later": told.memo.made,
+            }
+            for told in self.told
+        ]  # fmt: skip
+
     def feedback_counts(self) -> dict[str, int] | None:
         """For reports; None where feedback is off."""
         return None if self.feedback is None else self.feedback.counts()

@@ -24,6 +24,9 @@ _COUNTS = ("events_in", "rows_in", "rows_out", "late", "dead", "null_keys", "fil
 _FEEDBACK = ("suspended_here", "suspended_above", "rows_diverted", "pairs_avoided", "pairs_resumed", "values_suspended", "values_resumed", "blocks_sent", "bytes_sent", "sides_speaking")
 
 
+_HERALDS = ("blocks", "rows_held", "composites_found", "not_made", "made_later")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mesh(parser)
     parser.add_argument("--json", action="store_true", help="print the reports themselves")
@@ -61,6 +64,7 @@ def render(mesh: str, expected: list[str], reports: "dict[str, Report]", now_ms:
     rows: list[list[object]] = []
     states: list[list[object]] = []
     feedback: list[list[object]] = []
+    heralds: list[list[object]] = []
     alarms: list[str] = []
     for service in [*expected, *sorted(_others(expected, reports))]:
         mine = sorted(instances(reports, service).items())
@@ -71,6 +75,9 @@ def render(mesh: str, expected: list[str], reports: "dict[str, Report]", now_ms:
             states += [_state_row(instance, side) for side in report.get("state") or []]
             if report.get("feedback"):
                 feedback.append([instance, *((size if name == "bytes_sent" else number)(report["feedback"].get(name)) for name in _FEEDBACK)])
+            for told in report.get("heralds") or []:
+                heeded = f"{told.get('heeded', 0)} of {told.get('partitions', 0)}"
+                heralds.append([instance, told.get("herald", "?"), heeded, *(number(told.get(name)) for name in _HERALDS)])
             alarms += [f"{instance}: {text}" for text in report.get("alarms") or []]
     columns = [name.replace("_", " ") for name in _COUNTS]
     text = f"mesh {mesh}\n\n" + table(["service", "reported", *columns, "watermark", "step p50", "step p99"], rows, right=[*columns, "step p50", "step p99"])
@@ -80,6 +87,9 @@ def render(mesh: str, expected: list[str], reports: "dict[str, Report]", now_ms:
     if feedback:
         words = [name.replace("_", " ") for name in _FEEDBACK]
         text += "\n\n" + table(["feedback", *words], feedback, right=words)
+    if heralds:
+        words = [name.replace("_", " ") for name in _HERALDS]
+        text += "\n\n" + table(["heralds", "told of", "heeded in", *words], heralds, right=words)
     if alarms:
         text += "\n\n" + "\n".join(f"alarm: {alarm}" for alarm in alarms)
     if not reports:

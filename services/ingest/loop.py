@@ -34,7 +34,7 @@ from services.runtime.kafka import client_config, source_partitions
 from services.runtime.producer import Sender
 from services.runtime.report import Reporter
 from services.runtime.service import Arguments, end_when_fatal, end_when_lost
-from topology.ingest import Read, Reading, Router, StreamReader
+from topology.ingest import HeraldRouter, Read, Reading, Router, StreamReader, routers_of
 from topology.plan import Plan
 from topology.table import TableReader
 from topology.window import COMPLETE
@@ -64,7 +64,7 @@ def serve(arguments: Arguments) -> None:
     reporter = Reporter(mesh, sender.producer, "ingest", f"ingest-{instance}")
     counts = source_partitions(mesh, [mesh.streams[name] for name in used])
     flows = [
-        Flow(mesh, name, list(dict.fromkeys(topics.node_in(mesh.name, name, route.node) for route in plan.routes)), sender.delivered)
+        Flow(mesh, name, [topics.node_in(mesh.name, name, node.id) for node in plan.nodes], sender.delivered)
         for name, (published, plan) in plans.items()
         if published.feedback != "off"
     ]
@@ -91,8 +91,7 @@ class Ingest:
         incarnation = incarnation or int(time.time() * 1000)
         self.routers: dict[str, list[Router]] = {name: [] for name in self.readers}
         for message, plan in plans.values():
-            for route in plan.routes:
-                router = Router(plan, route, mesh.partitions, message.epoch, incarnation)
+            for router in routers_of(plan, mesh.partitions, message.epoch, incarnation, heralds=message.feedback != "off"):
                 self.routers[router.source.stream].append(router)
         windows = [s.window_ms for _, plan in plans.values() for s in plan.query.sources if not s.is_table]
         self.slack_ms = max(1_000, min(windows) // 4)
@@ -378,7 +377,7 @@ class Ingest:
             min((r.watermark(p) for p in range(r.partitions)), default=NO_WATERMARK) for r in self.readers.values() if not isinstance(r, TableReader)
         ]
         low = min(watermarks, default=NO_WATERMARK)
-        routers = [r for group in self.routers.values() for r in group]
+        routers = [r for group in self.routers.values() for r in group if not isinstance(r, HeraldRouter)]
         assert self.reporter is not None
         self.reporter.send(
             **self.counts, first_event_ms=self.first_event_ms, lag=lag, watermark_ms=low if low != NO_WATERMARK else None,

@@ -323,7 +323,7 @@ class NodeWorker:
             rows_out=sum(m.rows_out for m in memos), rows_repeated=sum(m.rows_repeated for m in memos),
             dead=sum(h.dead for h in self.hosts.values()), lag=lag, watermark_ms=low if low is not None and low > 0 else None,
             state=list(state.values()), step_ms_p50=self.steps.percentile(0.5), step_ms_p99=self.steps.percentile(0.99),
-            feedback=_feedback_counts(self.hosts), cache_bytes=self.cache.used, ready=self.health.ready, blocks_fenced=sum(m.blocks_fenced for m in memos),
+            feedback=_feedback_counts(self.hosts), heralds=_herald_counts(self.hosts), cache_bytes=self.cache.used, ready=self.health.ready, blocks_fenced=sum(m.blocks_fenced for m in memos),
         )  # fmt: skip
         self.health.observe(self.taken, lag)
         self.health.check()
@@ -336,6 +336,18 @@ def _feedback_counts(hosts: Mapping[int, PartitionHost]) -> dict[str, int] | Non
         for name, count in (host.node.feedback_counts() or {}).items():
             total[name] = total.get(name, 0) + count
     return total or None
+
+
+def _herald_counts(hosts: Mapping[int, PartitionHost]) -> list[dict[str, Any]]:
+    """What the node is told of streams further down, over its partitions here."""
+    total: dict[str, dict[str, Any]] = {}
+    for host in hosts.values():
+        for told in host.node.herald_counts():
+            known = total.setdefault(told["herald"], dict.fromkeys(told, 0) | {"herald": told["herald"], "partitions": 0})
+            known["partitions"] += 1
+            for name in told.keys() - {"herald"}:
+                known[name] += told[name]
+    return list(total.values())
 
 
 def _add_state(total: dict[str, dict[str, Any]], held: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from services.runtime.report import Durations
 from services.runtime.store import NodeStore, OutboxEntry
 from topology.bundle import bundled
 from topology.feedback_blocks import OF_PRODUCER
+from topology.heralds import sides_of
 from topology.mjoin import MultiJoin, open_node
 from topology.node import JoinNode
 from topology.partition import Effects, Memo
@@ -74,13 +75,14 @@ class PartitionHost:
 
     def _build(self, message: PlanPublished) -> JoinNode | MultiJoin:
         plan = derive_plan(self.mesh, message)
-        self.stores = [self.database.side(i) for i in range(len(plan.node(self.node_id).inputs))]
+        heralds = message.feedback != "off"
+        self.stores = [self.database.side(i) for i in range(sides_of(plan, self.node_id, heralds))]
         node = open_node(
             plan, self.node_id, self.partition, self.mesh.partitions, epoch=message.epoch,
             incarnation=self.database.incarnation, stores=self.stores, memo=self.memo, feedback=message.feedback != "off" and message.feedback,
-            routing=message.routing,
+            heralds=heralds, routing=message.routing,
         )  # fmt: skip
-        node.restore(self.database.restore(node.windows), self.database.tables())
+        node.restore(self.database.restore(node.stored_windows), self.database.tables())
         return node
 
     def control(self, offset: int, data: bytes | None) -> None:
@@ -104,7 +106,7 @@ class PartitionHost:
         begun = time.perf_counter()
         self.waiting += 1
         try:
-            self._effects.add(self.node.step(offset, decode_block(data)))
+            self._effects.add(self.node.step(offset, decode_block(data, self.node.reads)))
         except BlockError as error:
             self._set_aside("in", offset, data, error)
         self.steps.add((time.perf_counter() - begun) * 1000)

@@ -71,6 +71,12 @@ def plan_of(mesh: Mesh, query: Query) -> Plan:
 
 
 def explain(mesh: Mesh, query: Query) -> str:
+    from topology.heralds import heralds_of
     from topology.plan import describe
 
-    return describe(plan_of(mesh, query), mesh.name)
+    plan = plan_of(mesh, query)
+    text = describe(plan, mesh.name)
+    if mesh.feedback.get(query.name, "off") != "off":
+        told = [f"{node.id:<14}  {herald}\n" for node in plan.nodes for herald in heralds_of(plan, node)]
+        text += "\nheralds: what each join is told of streams that its rows meet further down\n" + ("".join(f"  {line}" for line in told) or "  none\n")
+    return text

@@ -8,7 +8,7 @@ RocksDB in a service (`rocks.py`), a dictionary in the simulation.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -88,7 +88,7 @@ class NodeStore:
         # Larger than any before it, here or on another worker's disk: receivers refuse blocks of an earlier one.
         self.incarnation = max(int(found or b"0") + 1, now_ms)
         engine.write([(_INCARNATION, str(self.incarnation).encode())], [])
-        self._windows: tuple[dict[str, int], ...] = ()
+        self._windows: Sequence[Mapping[str, int]] = ()
         self._next_outbox = 0
 
     def memo(self) -> Memo | None:
@@ -98,7 +98,7 @@ class NodeStore:
     def plan(self) -> bytes | None:
         return self.engine.get(_PLAN)
 
-    def restore(self, windows: tuple[dict[str, int], ...]) -> tuple[list[Segment], ...]:
+    def restore(self, windows: Sequence[Mapping[str, int]]) -> tuple[list[Segment], ...]:
         """What each side holds."""
         self._windows = windows
         sides: tuple[list[Segment], ...] = tuple([] for _ in windows)

@@ -21,11 +21,7 @@ from topology.plan import build_plan
 from topology.policy import RESTLESS
 from topology.testing import TopologyDriver
 
-HEEDING: list[dict[str, float]] = [
-    {"WEIGHED_BLOCKS": 1, "SPARED_US": 1e9, "EFFECT_LOOKS": 0},  # everything is heeded at once
-    heeding.RESTLESS,
-    {**heeding.RESTLESS, "WEIGHED_BLOCKS": 7},
-]
+HEEDING = [heeding.EAGER, heeding.RESTLESS, {**heeding.RESTLESS, "WEIGHED_BLOCKS": 7}]
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "ts": FieldType.TIMESTAMP}
 SEEDS, CHUNK = 400, 50
 COUNTED = ("pairs_avoided", "rows_diverted", "values_suspended", "values_resumed", "pairs_resumed")
