@@ -166,6 +166,11 @@ class Heralding:
                     run = run.take(np.flatnonzero(fits))
         return run
 
+    @property
+    def asks(self) -> bool:
+        """Whether composites of new rows are to be asked about."""
+        return not self.memo.elected or any(herald.heeded for herald in self.memo.each)
+
     def wanted(self, found: Found) -> Mask:
         """Which composites of a new row fit all heralds."""
         self.memo.found += len(found)

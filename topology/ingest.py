@@ -281,8 +281,6 @@ class HeraldRouter(Router):
 
 
 def routers_of(plan: Plan, partitions: int, epoch: int, incarnation: int, heralds: bool) -> list[Router]:
-    """Everything that ingest sends for a plan; rows before what only tells of them, so that they are there when it is acted upon."""
-    found = [Router(plan, route, partitions, epoch, incarnation) for route in plan.routes]
-    if heralds:
-        found += [HeraldRouter(plan, route, herald, partitions, epoch, incarnation) for route, herald in herald_routes(plan)]
-    return found
+    """Everything that ingest sends for a plan. Heralds before rows: so new rows find them, and the time that a node has reached moves on with the rows."""
+    found: list[Router] = [HeraldRouter(plan, route, herald, partitions, epoch, incarnation) for route, herald in herald_routes(plan)] if heralds else []
+    return [*found, *(Router(plan, route, partitions, epoch, incarnation) for route in plan.routes)]

@@ -62,7 +62,7 @@ class MultiJoin(Partition):
         if self.heralding is not None:
             leaving = self.heralding.probing(side, leaving)
         made = [piece for piece in self._paths(side, leaving) if len(piece)]
-        if self.heralding is not None:
+        if self.heralding is not None and self.heralding.asks:
             fitting = [piece.take(np.flatnonzero(self.heralding.wanted(_found(piece)))) for piece in made]
             made = [piece for piece in fitting if len(piece)]
         if self.feedback is not None and not self.feedback.suspended.is_empty:

@@ -48,7 +48,7 @@ class JoinNode(Partition):
     def _join(self, side: int, probe: Run) -> Rows | None:
         """Every composite of `probe` with the other side's state that is wanted."""
         found: Iterable[tuple[I64, Run, I64]] = self._found(side, probe)
-        if self.heralding is not None:
+        if self.heralding is not None and self.heralding.asks:
             found = self._kept(side, probe, found, self.heralding.wanted)
         pairs = self._built(side, probe, found)
         if pairs is not None and self.feedback is not None and not self.feedback.suspended.is_empty:

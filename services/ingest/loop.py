@@ -242,10 +242,12 @@ class Ingest:
             if read.late or read.broken:
                 self._set_aside(stream, topic, partition, values, read)
             rows.setdefault(stream, []).append(read.rows)
-        for stream, frames in rows.items():
-            frame = Rows.concat(frames)
-            for router in self.routers[stream]:
-                self._send(router, router.send(frame, self.readers[stream]))
+        read_now = {stream: Rows.concat(frames) for stream, frames in rows.items()}
+        for heralds in (True, False):  # of all streams before the rows of any
+            for stream, frame in read_now.items():
+                for router in self.routers[stream]:
+                    if isinstance(router, HeraldRouter) == heralds:
+                        self._send(router, router.send(frame, self.readers[stream]))
         self.counts["rounds"] += bool(rows)
         if rows:
             self.per_round = min(PER_PARTITION, self.per_round + self.per_round // 4)
