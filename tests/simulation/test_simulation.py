@@ -24,7 +24,7 @@ AT_LEAST = {
     "rows repeated": 10_000, "rebuilt from the input topic": 2_000, "state deleted": 500, "moved to no state": 500,
     "moved to old state": 250, "successor on a copy": 250, "zombie node": 500, "zombie ingest": 200, "zombie sink": 200,
     "zombie steps": 4_000, "refused ingest": 60, "refused sink": 40, "results": 12_000, "with a table": 200,
-    "values suspended": 600, "values resumed": 200, "pairs resumed": 30, "composites not made for want of a herald": 120, "composites made for a herald": 60, "heralds heeded or let be": 200,
+    "values suspended": 600, "values resumed": 200, "pairs resumed": 30, "composites not made for want of a herald": 120, "composites made for a herald": 25, "heralds heeded or let be": 200,
     **{f"crash at {point}": 20 for point in POINTS},
 }  # fmt: skip
 done: Counter[str] = Counter()

@@ -13,7 +13,7 @@ import pytest
 from schemas.mesh import FieldType, Routing, Stream
 from services.simulation.case import random_tree
 from tests.drawn import check_results, say, work
-from topology import policy
+from topology import heeding, policy
 from topology.cql import parse_query
 from topology.mjoin import MultiJoin
 from topology.oracle import Event, truth
@@ -24,7 +24,9 @@ from topology.testing import TopologyDriver
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "v": FieldType.INT64, "ts": FieldType.TIMESTAMP}
 EXTRA = ("a0.v < a1.v", "a0.v + a2.v > a1.v", "a1.v <> a2.v", "a0.ts <= a2.ts", "a0.v > 0", "NOT (a0.v = 1 OR a1.v = 2)")
 SEEDS, CHUNK = 240, 40
-MODES: tuple[tuple[Routing, bool | str], ...] = (("fixed", False), ("fixed", True), ("eddy", False), ("eddy", True), ("fixed", "auto"))
+MODES: tuple[tuple[Routing, bool | str, bool], ...] = (  # routing, feedback, heralds
+    ("fixed", False, False), ("fixed", True, False), ("eddy", False, False), ("eddy", True, False), ("fixed", "auto", False), ("fixed", False, True), ("eddy", True, True),
+)  # fmt: skip
 done: Counter[str] = Counter()
 
 
@@ -42,7 +44,7 @@ def draw_text(rng: random.Random, n: int) -> str:
 
 
 def case(seed: int) -> Counter[str]:
-    with mock.patch.multiple(policy, **RESTLESS):
+    with mock.patch.multiple(policy, **RESTLESS), mock.patch.multiple(heeding, **(heeding.EAGER, heeding.RESTLESS)[seed % 2]):
         return _case(seed)
 
 
@@ -67,10 +69,10 @@ def _case(seed: int) -> Counter[str]:
         rows.append((stream, rng.randrange(source_partitions), {**row, **({null: None} if null else {})}))
     counts: Counter[str] = Counter(flat_inputs=sum(len(node.inputs) for node in plan.nodes if node.is_flat), mixed=len(plan.nodes) > 1)
     wanted = None
-    for routing, feedback in MODES:
+    for routing, feedback, heralds in MODES:
         choice = random.Random(f"{seed} interleaving")
         driver = TopologyDriver(
-            plan, streams, partitions=partitions, source_partitions=source_partitions, feedback=feedback, routing=routing
+            plan, streams, partitions=partitions, source_partitions=source_partitions, feedback=feedback, routing=routing, heralds=heralds,
         )
         events = []
         for i, (stream, partition, row) in enumerate(rows):
@@ -79,13 +81,15 @@ def _case(seed: int) -> Counter[str]:
                 work(driver, choice, patience, most, to_the_end=False)
         work(driver, choice, patience, most, to_the_end=True)
         wanted = wanted if wanted is not None else truth(query, streams, events)
-        where = f"seed {seed}: {tree_text(plan.tree)}, {routing}, feedback {feedback}"
+        where = f"seed {seed}: {tree_text(plan.tree)}, {routing}, feedback {feedback}, heralds {heralds}"
         counts["results"] += check_results(driver, wanted, where)
         for node in driver.nodes.values():
+            for told in node.memo.heralds.each if node.memo.heralds is not None else ():
+                counts.update({f"heralds of {'M-Joins' if isinstance(node, MultiJoin) else 'joins'} refused": told.refused, "made for heralds": told.made})
             memo = node.memo.feedback
             assert memo is None or not any(memo.tickets), f"{where}: a resume was never answered"
             if isinstance(node, MultiJoin):
-                if feedback != "auto":
+                if feedback != "auto" and not heralds:
                     counts[f"composites {routing}{' with feedback' if feedback else ''}"] += node.paths.composites
                 if memo is not None:
                     counts.update({name: getattr(memo, name) for name in ("values_suspended", "values_resumed", "rows_diverted", "pairs_avoided", "pairs_resumed")})
@@ -108,6 +112,7 @@ def test_it_happened_often_and_feedback_saves(capsys: pytest.CaptureFixture[str]
         assert done["mixed"] > SEEDS / 8
         assert min(done[what] for what in ("values_suspended", "values_resumed", "rows_diverted")) > 2_000
         assert done["pairs_avoided"] > 500
+        assert min(done[what] for what in ("heralds of M-Joins refused", "made for heralds")) > 200
         assert min(done[what] for what in ("pairs_resumed", "asked")) > 100  # made later for a consumer; and told to a producer
         for routing in ("fixed", "eddy"):
             assert done[f"composites {routing} with feedback"] < done[f"composites {routing}"]

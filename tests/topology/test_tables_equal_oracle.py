@@ -22,7 +22,7 @@ from topology.testing import TopologyDriver
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "ts": FieldType.TIMESTAMP}
 TABLE_FIELDS = {name: kind for name, kind in FIELDS.items() if name != "ts"}
 SEEDS, CHUNK = 400, 50
-AT_LEAST = {"results": 4_000, "replaced or deleted": 1_000, "behind the cut": 1_500, "broken": 100, "values suspended": 600, "values resumed": 100, "pairs avoided": 500, "tables": 500}
+AT_LEAST = {"results": 4_000, "replaced or deleted": 1_000, "behind the cut": 1_500, "broken": 100, "values suspended": 600, "values resumed": 100, "pairs avoided": 500, "tables": 500, "refused by heralds": 500, "made for heralds": 80}
 done: Counter[str] = Counter()
 
 
@@ -77,7 +77,7 @@ def case(seed: int) -> Counter[str]:
     cuts = {name: {p: rng.choice([0, 3, 10, 20]) for p in range(source_partitions)} for name in sorted(tables)}
     feedback, values = rng.random() < 0.7, rng.choice([2, 3, 4, 6])
     driver = TopologyDriver(
-        plan, streams, partitions=rng.choice([1, 2, 3]), source_partitions=source_partitions, feedback=feedback, cuts=cuts,
+        plan, streams, partitions=rng.choice([1, 2, 3]), source_partitions=source_partitions, feedback=feedback, cuts=cuts, heralds=choice.random() < 0.5,
     )  # fmt: skip
     events: list[Event] = []
     counts: Counter[str] = Counter(tables=len(tables))
@@ -120,6 +120,9 @@ def case(seed: int) -> Counter[str]:
     counts["replaced or deleted"] = len(before) - sum(len({(e.partition, e.values[str(streams[t].table)]) for e in before if e.stream == t}) for t in tables)
     counts["behind the cut"] = sum(e.stream in tables for e in events) - len(before)
     for node in driver.nodes.values():
+        for told in node.memo.heralds.each if node.memo.heralds is not None else ():
+            counts["refused by heralds"] += told.refused
+            counts["made for heralds"] += told.made
         if node.memo.feedback is not None:
             assert not any(node.memo.feedback.tickets), f"{where}: a resume was never answered"
             counts["values resumed"] += node.memo.feedback.values_resumed
