@@ -23,6 +23,7 @@ class PlanPublished(msgspec.Struct, frozen=True, tag="plan", tag_field="kind"):
     feedback: Feedback = "off"  # whether joins tell their producers what not to make
     table_cuts: dict[str, dict[int, int]] = {}  # table -> partition -> where its topic ended when the mesh first started
     routing: Routing = "fixed"  # in which order rows of an M-Join meet its inputs
+    heralds: bool = False  # whether joins are told of streams that their rows meet further down
 
 
 ControlMessage = PlanPublished

@@ -62,6 +62,7 @@ class Mesh:
     queries: Mapping[str, str]
     plans: Mapping[str, str] = field(default_factory=dict)
     feedback: Mapping[str, Feedback] = field(default_factory=dict)  # query -> whether its joins say what not to make; off if not named
+    heralds: Mapping[str, bool] = field(default_factory=dict)  # query -> whether joins are told of streams further down; with feedback, if not named
     routing: Mapping[str, Routing] = field(default_factory=dict)  # query -> in which order rows of an M-Join meet its inputs; fixed if not named
     file: str = "mesh.yaml"
     query_lines: Mapping[str, int] = field(default_factory=dict)  # line of each query's first text line in the file
@@ -69,6 +70,9 @@ class Mesh:
     @property
     def bootstrap(self) -> str:
         return self.kafka["bootstrap.servers"]
+
+    def is_heralded(self, query: str) -> bool:
+        return self.heralds.get(query, self.feedback.get(query, "off") != "off")
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
@@ -193,7 +197,7 @@ class _Reader:
     def mesh(self, root: yaml.Node | None) -> Mesh:
         if root is None:
             raise MeshFileError("is empty; it needs mesh, kafka, streams and queries", file=self.file)
-        top = self.table(root, "the mesh file", ("mesh", "kafka", "partitions", "streams", "queries", "plans", "feedback", "routing"))
+        top = self.table(root, "the mesh file", ("mesh", "kafka", "partitions", "streams", "queries", "plans", "feedback", "heralds", "routing"))
         for needed in ("mesh", "kafka", "streams", "queries"):
             if needed not in top:
                 raise self.fail(f"`{needed}:` is missing", root)
@@ -214,7 +218,7 @@ class _Reader:
         if not queries:
             raise self.fail("`queries` is empty; write at least one", top["queries"])
         plans = self.of_queries(top, "plans", queries)
-        feedback, routing = self.of_queries(top, "feedback", queries), self.of_queries(top, "routing", queries)
+        feedback, heralds, routing = (self.of_queries(top, key, queries) for key in ("feedback", "heralds", "routing"))
         return Mesh(
             name=name,
             kafka=self.kafka(top["kafka"]),
@@ -223,6 +227,7 @@ class _Reader:
             queries={self.name(k, "query", v): self.text(v, f"query `{k}`") for k, v in queries.items()},
             plans={k: self.text(v, f"plan of `{k}`") for k, v in plans.items()},
             feedback={k: cast(Feedback, self.one_of(v, f"feedback of `{k}`", "on", "off", "auto")) for k, v in feedback.items()},
+            heralds={k: self.one_of(v, f"heralds of `{k}`", "on", "off") == "on" for k, v in heralds.items()},
             routing={k: cast(Routing, self.one_of(v, f"routing of `{k}`", "fixed", "eddy")) for k, v in routing.items()},
             file=self.file,
             query_lines={k: v.start_mark.line + (2 if getattr(v, "style", None) in ("|", ">") else 1)

@@ -112,7 +112,7 @@ def test_the_readme_lists_exactly_the_commands() -> None:
 def test_the_readme_explains_every_key_of_the_mesh_file() -> None:
     keys = set(re.findall(r"^\| `([^`]+)`", _section("The mesh file"), re.MULTILINE))
     stream = {f"streams.<name>.{key}" for key in ("topic", "format", "event_time", "lateness", "idle_after", "table", "fields")}
-    assert keys == {"mesh", "kafka.bootstrap", "kafka.…", "partitions", "streams.<name>", "queries.<name>", "plans.<query>", "feedback.<query>", "routing.<query>"} | stream
+    assert keys == {"mesh", "kafka.bootstrap", "kafka.…", "partitions", "streams.<name>", "queries.<name>", "plans.<query>", "feedback.<query>", "heralds.<query>", "routing.<query>"} | stream
     with pytest.raises(Exception, match="unknown key `zzz`") as refused:  # what the parser knows is what is listed
         parse_mesh(_readme_mesh_text().replace("    lateness: 5s\n", "    lateness: 5s\n    zzz: 1\n", 1))
     for key in stream:

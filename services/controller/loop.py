@@ -54,6 +54,7 @@ def publish_plans(mesh: Mesh, sender: Sender) -> list[PlanPublished]:
             query=name, epoch=1, text=mesh.queries[name], tree=tree_text(plan.tree), digest=plan_digest(mesh, plan),
             at_ms=int(time.time() * 1000), source_partitions=source_partitions(mesh, used),
             feedback=mesh.feedback.get(name, "off"), table_cuts=_cuts(mesh, name, used, cuts), routing=mesh.routing.get(name, "fixed"),
+            heralds=mesh.is_heralded(name),
         )  # fmt: skip
         cuts |= message.table_cuts
         log.info("query %s runs as %s", name, message.tree)
@@ -83,6 +84,7 @@ def _check_same(mesh: Mesh, plan: Plan, running: PlanPublished) -> None:
         name = plan.query.name
         for what, wanted, runs in (
             ("feedback", mesh.feedback.get(name, "off"), running.feedback), ("routing", mesh.routing.get(name, "fixed"), running.routing),
+            ("heralds", "on" if mesh.is_heralded(name) else "off", "on" if running.heralds else "off"),
         ):  # fmt: skip
             if wanted != runs:
                 raise StateError(

@@ -91,7 +91,7 @@ class Ingest:
         incarnation = incarnation or int(time.time() * 1000)
         self.routers: dict[str, list[Router]] = {name: [] for name in self.readers}
         for message, plan in plans.values():
-            for router in routers_of(plan, mesh.partitions, message.epoch, incarnation, heralds=message.feedback != "off"):
+            for router in routers_of(plan, mesh.partitions, message.epoch, incarnation, message.heralds):
                 self.routers[router.source.stream].append(router)
         windows = [s.window_ms for _, plan in plans.values() for s in plan.query.sources if not s.is_table]
         self.slack_ms = max(1_000, min(windows) // 4)

@@ -75,12 +75,11 @@ class PartitionHost:
 
     def _build(self, message: PlanPublished) -> JoinNode | MultiJoin:
         plan = derive_plan(self.mesh, message)
-        heralds = message.feedback != "off"
-        self.stores = [self.database.side(i) for i in range(sides_of(plan, self.node_id, heralds))]
+        self.stores = [self.database.side(i) for i in range(sides_of(plan, self.node_id, message.heralds))]
         node = open_node(
             plan, self.node_id, self.partition, self.mesh.partitions, epoch=message.epoch,
             incarnation=self.database.incarnation, stores=self.stores, memo=self.memo, feedback=message.feedback != "off" and message.feedback,
-            heralds=heralds, routing=message.routing,
+            heralds=message.heralds, routing=message.routing,
         )  # fmt: skip
         node.restore(self.database.restore(node.stored_windows), self.database.tables())
         return node

@@ -76,7 +76,7 @@ def explain(mesh: Mesh, query: Query) -> str:
 
     plan = plan_of(mesh, query)
     text = describe(plan, mesh.name)
-    if mesh.feedback.get(query.name, "off") != "off":
+    if mesh.is_heralded(query.name):
         told = [f"{node.id:<14}  {herald}\n" for node in plan.nodes for herald in heralds_of(plan, node)]
         text += "\nheralds: what each join is told of streams that its rows meet further down\n" + ("".join(f"  {line}" for line in told) or "  none\n")
     return text

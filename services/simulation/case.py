@@ -78,7 +78,7 @@ def draw_case(rng: Random) -> Case:
     cuts: dict[str, dict[int, int]] = {}
     if table is not None:
         cuts[table] = _add_table(apart, streams[table], counts[table], records, events, dead)
-    published = PlanPublished("q", 1, text, tree_text(tree), plan_digest(mesh, plan), 0, counts, feedback, cuts, routing)
+    published = PlanPublished("q", 1, text, tree_text(tree), plan_digest(mesh, plan), 0, counts, feedback, cuts, routing, own.random() < (0.2 if feedback == "off" else 0.5))
     return Case(mesh, plan, published, counts, records, truth(query, streams, events, cuts), late, dead)
 
 

@@ -29,7 +29,7 @@ from services.runtime import failpoints
 from services.simulation.broker import Record, SimBroker, SimSender
 from services.simulation.case import draw_case
 from services.simulation.processes import Disk, IngestProcess, NodeProcess, Process, SimulatedCrash, SinkProcess
-from topology import detection, heeding, heralds, policy
+from topology import detection, heeding, policy
 from topology.plan import Plan
 from topology.policy import RESTLESS
 
@@ -68,7 +68,6 @@ class World:
         self.fault_rate = self.rng.choice((0.01, 0.04, 0.1))  # before each action
         self.delivery = self.rng.choice((0.1, 0.33, 0.5) if self.case.talks else (0.03, 0.1, 0.33))  # share of actions: how long records are under way
         self.heeding = self.rng.choice((heeding.EAGER, heeding.RESTLESS))  # which heralds nodes heed
-        self.heralds_most = self.rng.choice((0, 3))  # with heralds there is little left to suspend
         self.commits = self.rng.choice((0.4, 1.0, 1.0))  # share of records taken behind which a node commits
         self.running: Process | None = None
         self.calm = False
@@ -364,7 +363,6 @@ class World:
                 mock.patch.object(partition_module, "cut", cut),
                 mock.patch.multiple(policy, **RESTLESS),
                 mock.patch.multiple(heeding, **self.heeding),
-                mock.patch.object(heralds, "HERALDS_MOST", self.heralds_most),
                 mock.patch.object(detection, "ROWS_LEAST", 10**9),
             ):
                 yield

@@ -40,7 +40,9 @@ queries:
     WHERE a.k = b.k AND a.m = c.m AND a.z = d.z
 plans: {{four: "(((a b) c) d)"}}
 feedback: {{four: {feedback}}}
+heralds: {{four: {heralds}}}
 """
+MODES = {"off": ("off", "off"), "on": ("on", "on"), "auto": ("auto", "on"), "suspend": ("on", "off")}  # feedback, heralds
 VALUES = 1_000  # of a.z; ten of them have a partner at any time
 
 
@@ -84,18 +86,23 @@ def _results(at: int, value: int, k: Any, m: Any, z: Any, window: int) -> int:
     return total
 
 
-def measure(bootstrap: str, home: Path, feedback: str, count: int, expected: int, window_s: int, partitions: int) -> dict[str, Any]:
-    file = home / f"{feedback}.yaml"
-    file.write_text(MESH.format(name=f"sparse{feedback}", bootstrap=bootstrap, window=window_s, feedback=feedback, partitions=partitions))
-    with running(parse_mesh(file.read_text(), str(file)), file, home / feedback) as (processes, _):
+def mesh_text(name: str, bootstrap: str, mode: str, window_s: int, partitions: int) -> str:
+    feedback, heralds = MODES[mode]
+    return MESH.format(name=name, bootstrap=bootstrap, window=window_s, feedback=feedback, heralds=heralds, partitions=partitions)
+
+
+def measure(bootstrap: str, home: Path, mode: str, count: int, expected: int, window_s: int, partitions: int) -> dict[str, Any]:
+    file = home / f"{mode}.yaml"
+    file.write_text(mesh_text(f"sparse{mode}", bootstrap, mode, window_s, partitions))
+    with running(parse_mesh(file.read_text(), str(file)), file, home / mode) as (processes, _):
         meter = Meter(processes)
-        begin = first_event(bootstrap, f"sparse{feedback}")
-        end = wait_for_results(bootstrap, f"sparse{feedback}.four.results", expected, 900, partitions)
+        begin = first_event(bootstrap, f"sparse{mode}")
+        end = wait_for_results(bootstrap, f"sparse{mode}.four.results", expected, 900, partitions)
         meter.stop()
         made = composites(parse_mesh(file.read_text(), str(file)))
     return {
         "events/s": round(count / (end - begin)), "seconds": round(end - begin, 1), "CPU s": round(meter.cpu(begin, end), 1), "peak memory MB": round(meter.peak_mb()),
-        "composites": made, "results": committed(bootstrap, f"sparse{feedback}.four.results", partitions),
+        "composites": made, "results": committed(bootstrap, f"sparse{mode}.four.results", partitions),
     }  # fmt: skip
 
 
@@ -126,7 +133,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=20, help="seconds, of all streams (default: %(default)s)")
     parser.add_argument("--fan-out", type=int, default=10, help="partners of a row in the next stream (default: %(default)s)")
     parser.add_argument("--partitions", type=int, default=1, help="of each join node (default: %(default)s)")
-    parser.add_argument("--modes", default="off,on,auto", help="of feedback, in this order (default: %(default)s)")
+    parser.add_argument("--modes", default="off,on,auto", help=f"in this order, of {', '.join(MODES)} (suspend: feedback on without heralds; default: %(default)s)")
     parser.add_argument("--audit", action="store_true", help="prove the results of each run by Spark; takes minutes")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
@@ -136,7 +143,7 @@ def main() -> None:
         for feedback in figures if args.audit else ():
             audit(Path(folder), feedback)
     for feedback, row in figures.items():
-        print(f"feedback {feedback:4}" + "".join(f"{name} {value:,}  " for name, value in row.items()))
+        print(f"feedback {feedback:8}" + "".join(f"{name} {value:,}  " for name, value in row.items()))
     for feedback in set(figures) - {"off"} if "off" in figures else ():
         print(f"throughput of {feedback} to off: {figures[feedback]['events/s'] / figures['off']['events/s']:.2f}")
     if any(row["results"] != expected for row in figures.values()):
