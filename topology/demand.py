@@ -42,6 +42,7 @@ class Demand:
     partitions: int
     tickets: list[Ticket]  # owned by the memo
     tables: list[Table] = field(default_factory=list)
+    changed: bool = False  # since they were last written
 
     def __post_init__(self) -> None:
         self.tables = self.tables or [np.empty(0, TOLD) for _ in self.shapes]
@@ -73,6 +74,7 @@ class Demand:
         at = np.searchsorted(table["hash"], hashes)
         closed = table["open"][at] == 0
         news = np.where(closed, to & ~table["told"][at], np.uint64(0))
+        self.changed |= bool(len(fresh) or news.any() or (closed & (table["why"][at] & why == 0)).any())
         table["told"][at] |= news
         table["unsent"][at] |= news
         table["why"][at] |= np.where(closed, np.uint8(why), np.uint8(0))
@@ -89,11 +91,13 @@ class Demand:
             yield p, [(i, entries) for i, entries in found if len(entries)]
         for table in self.tables if everyone else ():
             table["unsent"] = 0
+            self.changed = True
 
     def stop(self, shape: int, hashes: U64, why: int, ticket: int) -> Table:
         """A reason is gone for these sorted hashes. Gives the entries without any left that some partition was told of: these are open under `ticket` from now on."""
         table = self.tables[shape]
         hit = among(table["hash"], hashes) & (table["open"] == 0) & (table["why"] & why != 0)
+        self.changed |= bool(hit.any())
         table["why"][hit] &= np.uint8(~why & 0xFF)
         ends = hit & (table["why"] == 0)
         table["told"][ends] &= ~table["unsent"][ends]  # who does not know yet need not hear of it
@@ -113,6 +117,7 @@ class Demand:
         if found.waiting:
             return None
         self.tickets.remove(found)
+        self.changed = True
         self.tables = [t[t["open"] != ticket] for t in self.tables]
         return found
 
@@ -120,6 +125,7 @@ class Demand:
         """A producer partition has nothing left for these sorted hashes and has forgotten them."""
         table = self.tables[shape]
         hit = among(table["hash"], hashes) & (table["open"] == 0)
+        self.changed |= bool(hit.any())
         table["told"][hit] &= np.uint64(~(1 << partition) & (2**64 - 1)) | table["unsent"][hit]
         self.tables[shape] = table[(table["told"] != 0) | (table["open"] != 0)]
 

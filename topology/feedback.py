@@ -75,7 +75,6 @@ class Feedback:
             if not s.columns and s.opposite is not None and not self._comes_often(s.other)
         ]  # fmt: skip
         self.consumer = join.node.target if join.node.target != "out" else None
-        self.changed: set[str] = set()
         self._done: list[tuple[int, int]] = []  # (consumer partition, its ticket) to be answered behind the rows of this step
 
     # -- what the node asks
@@ -83,7 +82,7 @@ class Feedback:
     def finish(self, effects: "Effects") -> None:
         """The end of a step, behind its rows: what is forgotten, how far we are, which resumes are done."""
         self._detect_empty()
-        if not self.changed and not self._done and not self._has_any:
+        if not self._changed and not self._done and not self._has_any:
             return
         self._expire(effects)
         if self.join.memo.blocks_in % self.join.partitions == 0:
@@ -93,6 +92,11 @@ class Feedback:
         self._done.clear()
         self._count(effects)
         effects.tables = changed_tables(self)
+
+    @property
+    def _changed(self) -> bool:
+        """Whether a table is to be written."""
+        return any(t.changed for t in self.suspended.tables) or any(d is not None and d.changed for d in self.demands)
 
     @property
     def _has_any(self) -> bool:
@@ -150,8 +154,7 @@ class Feedback:
 
     def probing(self, side: int, run: Run) -> Run:
         """The rows that may make pairs at all; the others wait."""
-        waits, touched = waiting_rows(self.suspended.tables, side, run)
-        self.changed |= {f"s{i}" for i in touched}
+        waits = waiting_rows(self.suspended.tables, side, run)
         if not waits.any():
             return run
         self.memo.rows_diverted += int(waits.sum())
@@ -165,14 +168,13 @@ class Feedback:
     def allowed(self, pairs: Rows, ends: I64) -> Mask:
         """Which pairs nobody has suspended, of rows that do not wait: what is left are sub-tuples that only both rows show together (type II)."""
         keep = np.ones(len(pairs), np.bool_)
-        for i, table in enumerate(self.suspended.tables):
+        for table in self.suspended.tables:
             if len(table.active) and not any(table.shape.sides):
                 shown = shape_hash(pairs, table.shape.names)
                 covered = table.covers(shown)
                 if covered.any():
                     keep &= ~covered
                     table.waits(shown[covered], ends[covered])
-                    self.changed.add(f"s{i}")
         self.memo.pairs_avoided += len(keep) - int(keep.sum())
         return keep
 
@@ -214,7 +216,6 @@ class Feedback:
             return False
         told = int(np.bitwise_or.reduce(np.concatenate([e["told"] for _, e in ended])))
         demand.tickets.append(Ticket(ticket, told, min(self.join.watermark, kept_from), answers))
-        self.changed.add(f"d{side}")
         self.memo.values_resumed += sum(len(e) for _, e in ended)
         for p in bits_of(told):
             entries = [(i, e["hash"][e["told"] & np.uint64(1 << p) != 0]) for i, e in ended]
@@ -298,22 +299,18 @@ class Feedback:
         else:
             to = np.full(len(entries), (1 << count) - 1, np.uint64)
         news = demand.say(i, entries, why, to)
-        if news:
-            self.changed.add(f"d{side}")
-            self.memo.values_suspended += news
+        self.memo.values_suspended += news
 
     def _speak(self, effects: "Effects") -> None:
         """Send what was to be said: all of some steps in one block, because it goes to every partition."""
         for side, demand in enumerate(self.demands):
             for p, news in demand.take_unsent() if demand is not None else ():
-                self.changed.add(f"d{side}")
                 self._tell(side, p, "suspend", [(i, entries_of(t["hash"], t["left"])) for i, t in news], 0, effects)
         for i, table in enumerate(self.suspended.tables):
             polled = table.poll()
             for p in range(self.join.partitions):
                 asked = polled[polled["votes"] & np.uint64(1 << p) == 0]
                 if len(asked):
-                    self.changed.add(f"s{i}")
                     effects.sends.append(self.join.send_to(p, "poll", pack([(i, asked)], 0)))
 
     def _answered(self, block: Block) -> None:
@@ -322,7 +319,6 @@ class Feedback:
         demand = self.demands[header.side]
         assert demand is not None
         assert block.rows is not None
-        self.changed.add(f"d{header.side}")
         if header.kind == "release":
             for i, entries in unpack(block.rows):
                 demand.released(i, np.unique(entries["hash"]), header.sender_partition)
@@ -386,7 +382,6 @@ class Feedback:
     def _suspended(self, i: int, entries: npt.NDArray[Any], voter: int, now: int) -> None:
         table = self.suspended.tables[i]
         begun = table.vote(entries, voter, now, latest_end(self.join, table.shape))
-        self.changed.add(f"s{i}")
         for side, passed in enumerate(self._passed):
             if i in passed and len(begun) and (self._speaks(side) or not table.shape.columns):
                 self._say(side, passed[i], entries_of(begun), NOT_WANTED, None)
@@ -398,7 +393,6 @@ class Feedback:
             table = self.suspended.tables[i]
             waiting |= self._asked_already(i, entries["hash"], (voter, ticket))
             ended.append((i, table, table.retract(entries["hash"], voter, now, latest_end(self.join, table.shape))))
-            self.changed.add(f"s{i}")
         for side, demand in enumerate(self.demands):
             if demand is not None:
                 asked = [(self._passed[side][i], e["hash"].copy()) for i, _, e in ended if i in self._passed[side] and len(e)]
@@ -438,10 +432,7 @@ class Feedback:
             for side, demand in enumerate(self.demands):
                 if demand is not None and i in self._passed[side] and len(keep):
                     keep |= demand.is_told(self._passed[side][i], table.entries["hash"])
-            before = len(table.entries) + len(table.intervals)
             found = table.forget(horizon, unseen, keep)
-            if len(table.entries) + len(table.intervals) < before:
-                self.changed.add(f"s{i}")
             for p in bits_of(int(np.bitwise_or.reduce(found["votes"])) if len(found) else 0):
                 gone.setdefault(p, []).append((i, found[found["votes"] & np.uint64(1 << p) != 0]))
         for p, entries in gone.items():

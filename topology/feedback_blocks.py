@@ -65,15 +65,14 @@ def check_feedback(feedback: "Feedback", block: Block) -> None:
 def changed_tables(feedback: "Feedback") -> dict[str, bytes]:
     """The tables that changed, to be written with the step."""
     found = {}
-    for name in sorted(feedback.changed):
-        number = int(name[1:])
-        if name[0] == "s":
-            found[name] = feedback.suspended.tables[number].to_bytes()
-        else:
-            demand = feedback.demands[number]
-            assert demand is not None
-            found[name] = msgspec.msgpack.encode([t.tobytes() for t in demand.tables])
-    feedback.changed.clear()
+    for side, demand in enumerate(feedback.demands):
+        if demand is not None and demand.changed:
+            found[f"d{side}"] = msgspec.msgpack.encode([t.tobytes() for t in demand.tables])
+            demand.changed = False
+    for number, table in enumerate(feedback.suspended.tables):
+        if table.changed:
+            found[f"s{number}"] = table.to_bytes()
+            table.changed = False
     return found
 
 

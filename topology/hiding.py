@@ -42,9 +42,7 @@ class Hiding:
         self.pairs = [Pair(i, k, _tables(node, i, k)) for i in range(count) for k in range(count) if i != k]
         self._all = [table for pair in self.pairs for table in pair.tables]
         self._of_side = [[table for pair in self.pairs if pair.side == side for table in pair.tables] for side in range(count)]
-        self._place = {id(table): number for number, table in enumerate(self._all)}
         self._latest = [NO_WATERMARK] * count  # the end of the longest-lived row of the step, before it is stored
-        self.changed: set[int] = set()
 
     def arrive(self, side: int, run: Run) -> Run:
         """Show again what these rows are partners of; gives those of them that may set out."""
@@ -58,11 +56,8 @@ class Hiding:
                     wanted = shown[names][table.covers(shown[names])]
                     if len(wanted):
                         self.memo.values_resumed += len(table.retract(wanted, _VOTER, _NOW, NO_WATERMARK))
-                        self._touch(table)
         self._latest[side] = int(run.ends.max())
-        waits, touched = waiting_rows(self._of_side[side], side, run)
-        for number in touched:
-            self._touch(self._of_side[side][number])
+        waits = waiting_rows(self._of_side[side], side, run)
         if not waits.any():
             return run
         self.memo.rows_diverted += int(waits.sum())
@@ -85,14 +80,13 @@ class Hiding:
                 if len(fresh):
                     table.vote(entries_of(fresh), _VOTER, _NOW, last)
                     self.memo.values_suspended += len(fresh)
-                    self._touch(table)
 
     def forget(self, side: int, horizon: int) -> None:
         """Drop the values that no stored row of a side can show any more."""
         self._latest[side] = NO_WATERMARK
         for table in self._of_side[side]:
-            if len(table.entries) and len(table.forget(horizon, horizon, np.zeros(len(table.entries), np.bool_))):
-                self._touch(table)
+            if len(table.entries):
+                table.forget(horizon, horizon, np.zeros(len(table.entries), np.bool_))
 
     @property
     def values(self) -> int:
@@ -101,17 +95,15 @@ class Hiding:
 
     def stored(self) -> dict[str, bytes]:
         """The tables that changed, to be written with the step."""
-        found = {f"h{number}": self._all[number].to_bytes() for number in sorted(self.changed)}
-        self.changed.clear()
+        found = {f"h{number}": table.to_bytes() for number, table in enumerate(self._all) if table.changed}
+        for table in self._all:
+            table.changed = False
         return found
 
     def restore(self, stored: dict[str, bytes]) -> None:
         for name, data in stored.items():
             if name[0] == "h":
                 self._all[int(name[1:])].load_bytes(data)
-
-    def _touch(self, table: ShapeTable) -> None:
-        self.changed.add(self._place[id(table)])
 
 
 def _tables(node: Node, side: int, other: int) -> list[ShapeTable]:

@@ -162,18 +162,17 @@ def rows_with(state: WindowState, names: tuple[str, ...], hashes: U64) -> Run | 
     return merge_runs(runs) if runs else None
 
 
-def waiting_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> tuple[Mask, list[int]]:
-    """Which new rows of a side show a suspended value, and the tables that took note of them."""
-    waits, touched = np.zeros(len(run), np.bool_), []
-    for i, table in enumerate(tables):
+def waiting_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> Mask:
+    """Which new rows of a side show a suspended value; the tables take note of them."""
+    waits = np.zeros(len(run), np.bool_)
+    for table in tables:
         if table.shape.sides[side] and len(table.active):
             shown = shape_hash(run.rows, table.shape.names)
             covered = table.covers(shown)
             if covered.any():
                 waits |= covered
                 table.waits(shown[covered], run.ends[covered])
-                touched.append(i)
-    return waits, touched
+    return waits
 
 
 def hidden_rows(tables: Sequence[ShapeTable], side: int, run: Run, at: I64) -> Mask | None:

@@ -36,6 +36,7 @@ class ShapeTable:
     active: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
     version: int = 0  # grows with every change of what is active
     keeps_intervals: bool = True  # to know later what is owed; not where nothing ever is
+    changed: bool = False  # since it was last written
 
     def __post_init__(self) -> None:
         self._index()
@@ -59,6 +60,7 @@ class ShapeTable:
 
     def vote(self, given: Table, voter: int, now: int, last: int) -> U64:
         """Take a partition's votes; gives the hashes that are active from now on."""
+        self.changed = True
         bit = np.uint64(1 << voter)
         known = among(given["hash"], self.entries["hash"])
         at = np.searchsorted(self.entries["hash"], given["hash"][known])
@@ -81,12 +83,14 @@ class ShapeTable:
             return self.entries[:0]
         open_ = (self.entries["since"] == _NEVER) & (self.entries["polled"] == 0)
         self.entries["polled"][open_] = 1
+        self.changed |= bool(open_.any())
         found: Table = self.entries[open_].copy()
         return found
 
     def retract(self, hashes: U64, voter: int, now: int, last: int) -> Table:
         """Take votes back; gives the entries that were active until now."""
         mine = among(self.entries["hash"], hashes) & (self.entries["votes"] & np.uint64(1 << voter) != 0)
+        self.changed |= bool(mine.any())
         self.entries["votes"][mine] &= np.uint64(~(1 << voter) & (2**64 - 1))
         ends = mine & (self.entries["since"] != _NEVER)
         ended: Table = self.entries[ends].copy()
@@ -102,6 +106,7 @@ class ShapeTable:
 
     def waits(self, hashes: U64, ends: I64) -> None:
         """Rows that show these values came and wait, valid until `ends`."""
+        self.changed |= len(hashes) > 0
         at = np.searchsorted(self.entries["hash"], hashes)
         np.maximum.at(self.entries["last"], at, ends)
 
@@ -112,6 +117,7 @@ class ShapeTable:
         old = self.intervals["last"] < horizon
         if gone.any() or old.any():
             self.entries, self.intervals = self.entries[~gone], self.intervals[~old]
+            self.changed = True
             self._index()
         return found
 

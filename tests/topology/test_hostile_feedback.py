@@ -89,8 +89,8 @@ def about_demand(h: Header, node: str) -> bool:
 
 def snapshot(node: JoinNode) -> Any:
     assert node.feedback is not None
-    node.feedback.changed |= {f"s{i}" for i in range(len(node.feedback.suspended.tables))}
-    node.feedback.changed |= {f"d{i}" for i, d in enumerate(node.feedback.demands) if d is not None}
+    for table in (*node.feedback.suspended.tables, *(d for d in node.feedback.demands if d is not None)):
+        table.changed = True
     return msgspec.msgpack.encode(node.memo), changed_tables(node.feedback)
 
 

@@ -10,8 +10,8 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, TOP, BOTTOM, LEFT, GAP = 290, 210, 74, 46, 56, 26
 STYLES = {  # colour, dashes, mark
-    "REF": ("#3d405b", "", "square"), "JIT": ("#d1495b", "", "circle"), "DOE": ("#2a7fb8", "5 4", "triangle"), "AUTO": ("#3a7d44", "2 3", "diamond"),
-    "TYPE1": ("#e09f3e", "8 3", "diamond"),
+    "REF": ("#3d405b", "", "square"), "JIT": ("#d1495b", "", "circle"), "ON": ("#3a7d44", "2 3", "diamond"), "SUSPEND": ("#e09f3e", "8 3", "diamond"),
+    "DOE": ("#2a7fb8", "5 4", "triangle"), "HERALD": ("#8a5fa8", "3 3", "circle"), "TYPE1": ("#7a7a7a", "8 3", "diamond"),
 }  # fmt: skip
 MARKS = {
     "square": "M{0} {1}m-4 -4h8v8h-8z", "circle": "M{0} {1}m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z",

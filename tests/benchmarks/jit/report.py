@@ -23,7 +23,7 @@ def write(folder: Path, about: Mapping[str, Any], series: Sequence[Series], meas
     folder.mkdir(parents=True, exist_ok=True)
     page = folder.with_suffix(".md")
     (folder / "points.json").write_text(json.dumps({**about, "points": points(series, measured)}, indent=1) + "\n")
-    text = ["", _about(about), ""]
+    text = ["", _about(about), "", "### In short", "", *summary(series, measured), ""]
     for one in series:
         cases = [case for case in one.cases if case in measured]
         if cases:
@@ -66,7 +66,7 @@ def table(one: Series, cases: Sequence[Case], measured: Measured) -> list[str]:
     """One row a point; in each cell the modes in order."""
     modes = list(measured[cases[0]])
     order = " / ".join(modes)
-    head = [one.axis, f"CPU s, {order}", "REF/JIT", "nested loops, M comparisons, REF / JIT (ratio)", f"composites, {order}", f"peak MB, {order}", "of JIT's: state, tables, indexes", "JIT values suspended / resumed", "JIT messages (MB)", "results"]
+    head = [one.axis, f"CPU s, {order}", "REF/JIT", "nested loops, M comparisons, REF / JIT (ratio)", f"composites, {order}", f"peak MB, {order}", "of JIT's: state, tables, indexes", "messages, JIT / ON", "results"]
     found = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for case in cases:
         rows = measured[case]
@@ -78,10 +78,28 @@ def table(one: Series, cases: Sequence[Case], measured: Measured) -> list[str]:
         cells = [
             f"{one.value(case):g}", each("cpu_s", ".2f"), ratio(ref, jit), comparisons(ref, jit), each("composites", ",.0f"), each("peak_bytes", ".2f", 1e6),
             f"{jit['state_bytes'] / 1e6:.2f}, {jit['table_bytes'] / 1e6:.2f}, {jit['index_bytes'] / 1e6:.2f}",
-            f"{jit['suspended']:,} / {jit['resumed']:,}", f"{jit['messages']:,} ({jit['message_bytes'] / 1e6:.1f})", f"{ref['results']:,}",
+            " / ".join(f"{rows[mode]['messages']:,}" for mode in ("JIT", "ON") if mode in rows), f"{ref['results']:,}",
         ]  # fmt: skip
         found.append(f"| {' | '.join(cells)} |")
     return found
+
+
+def summary(series: Sequence[Series], measured: Measured) -> list[str]:
+    """One row a figure: JIT beside REF, the least, the middle and the most of its points."""
+    head = ["", "CPU, of REF's", "peak state, of REF's", "composites, of REF's", "nested loops' comparisons, REF/JIT"]
+    found = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for one in series:
+        pairs = [(measured[c]["REF"], measured[c]["JIT"]) for c in one.cases if c in measured and not any(measured[c][m]["stopped"] for m in ("REF", "JIT"))]
+        if pairs:
+            shares = [_spread([jit[field] / max(1e-9, ref[field]) for ref, jit in pairs]) for field in ("cpu_s", "peak_bytes", "composites")]
+            fewer = _spread([ref["comparisons"] / max(1, jit["comparisons"]) for ref, jit in pairs], ".1f")
+            found.append(f"| {one.title} | {' | '.join([*shares, fewer])} |")
+    return found
+
+
+def _spread(values: Sequence[float], form: str = ".2f") -> str:
+    ordered = sorted(values)
+    return " … ".join(format(v, form) for v in dict.fromkeys((ordered[0], ordered[len(ordered) // 2], ordered[-1])))
 
 
 def ratio(ref: Row, jit: Row) -> str:
@@ -120,7 +138,7 @@ def keys_table() -> list[str]:
 def _about(about: Mapping[str, Any]) -> str:
     few = "This is the quick subset (`make bench-jit ARGS=--quick`): too short for more than a first look. " if about["quick"] else ""
     return (
-        f"{few}Measured on {about['at']} ({about['machine']}): {about['hours']:g} h of event time a point ({about['scaled_hours']:g} h in the scaled series), blocks of {about['stretch_s']:g} s "
-        f"({about['scaled_stretch_s']:g} s), seed {about['seed']}. CPU is the least of up to {about['repeat']} runs of each mode, taken in turns; a mode whose run took more than {about['once_over_s']:g} s was run "
+        f"{few}Measured on {about['at']} ({about['machine']}): {about['hours']:g} h of event time a point ({about['scaled_hours']:g} h in the scaled series), blocks of "
+        f"{'a quarter of the window' if about['stretch_s'] is None else str(about['stretch_s']) + ' s'}, seed {about['seed']}. CPU is the least of up to {about['repeat']} runs of each mode, taken in turns; a mode whose run took more than {about['once_over_s']:g} s was run "
         f"once. A run is stopped after {about['limit_s']:g} CPU seconds; what is marked * is of a stopped run and covers only its part of the events."
     )

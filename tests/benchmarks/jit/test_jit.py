@@ -112,11 +112,13 @@ def test_all_modes_give_the_same_results_and_feedback_avoids_composites(point: P
     assert (rows["REF"]["results"] > 0) == some
     assert disagreement(rows) is None
     assert len({row["digest"] for row in rows.values()}) == 1
-    assert rows["JIT"]["suspended"] > 0
-    assert rows["JIT"]["pairs_avoided"] > 0
-    assert rows["JIT"]["composites"] < rows["REF"]["composites"] * share
+    assert rows["SUSPEND"]["suspended"] > 0
+    assert rows["SUSPEND"]["pairs_avoided"] > 0
+    assert rows["SUSPEND"]["composites"] < rows["REF"]["composites"] * share
+    for mode in ("JIT", "ON", "HERALD"):
+        assert rows[mode]["composites"] < rows["REF"]["composites"]
     assert rows["REF"]["messages"] == rows["REF"]["suspended"] == rows["REF"]["table_bytes"] == 0
-    assert rows["DOE"]["suspended"] <= rows["JIT"]["suspended"]
+    assert rows["DOE"]["suspended"] <= rows["SUSPEND"]["suspended"]
     assert all(row["peak_bytes"] >= row["state_bytes"] > 0 for row in rows.values())
 
 
@@ -130,16 +132,16 @@ def test_the_results_are_the_naive_join() -> None:
     assert len(expected) > 20
     for mode in MODES.values():
         mesh = Mesh(plan, mode)
-        for blocks in stretches(point, plan, 0.02, 3, 5):
+        for blocks in stretches(point, plan, 0.02, 3, 5, mode.heralds):
             mesh.take(blocks)
         assert mesh.finish().results == len(expected)
 
 
 def test_doe_speaks_of_everything_or_nothing() -> None:
     plan = plan_of(DEFAULTS["left-deep"])
-    shapes = {mode: [s.columns for n in Mesh(plan, MODES[mode]).nodes.values() if n.feedback for t in n.feedback.suspended.tables for s in [t.shape]] for mode in ("JIT", "DOE")}
+    shapes = {mode: [s.columns for n in Mesh(plan, MODES[mode]).nodes.values() if n.feedback for t in n.feedback.suspended.tables for s in [t.shape]] for mode in ("SUSPEND", "DOE")}
     assert set(shapes["DOE"]) == {()}
-    assert len(shapes["JIT"]) > len(shapes["DOE"])
+    assert len(shapes["SUSPEND"]) > len(shapes["DOE"])
 
 
 def test_a_difference_is_found() -> None:
@@ -152,7 +154,7 @@ def test_a_difference_is_found() -> None:
 def test_the_report_keeps_the_prose(tmp_path: Path) -> None:
     case = Case(TINY, 0.02, 10)
     one = Series("figure-99", "Figure 99: a <test>", "rate", "rate", (case,), "says so")
-    about = dict.fromkeys(("hours", "scaled_hours", "stretch_s", "scaled_stretch_s", "seed", "repeat", "once_over_s", "limit_s"), 1) | {"at": "today", "machine": "m", "quick": False}
+    about = dict.fromkeys(("hours", "scaled_hours", "stretch_s", "seed", "repeat", "once_over_s", "limit_s"), 1) | {"at": "today", "machine": "m", "quick": False}
     (tmp_path / "jit.md").write_text(f"# Mine\n\n{BEGIN}\nold\n{END}\n\nbehind\n")
     page = write(tmp_path / "jit", about, [one], {case: measure(case, list(MODES), 1, 1, 60)}).read_text()
     assert page.startswith("# Mine\n")
