@@ -14,7 +14,6 @@ Invariants
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,7 +32,7 @@ from topology.heeding import HeraldsMemo
 from topology.heralding import Heralding, Told, Wanted
 from topology.heralds import heralds_of
 from topology.meeting import ARRIVED
-from topology.plan import Input, Plan, side_name
+from topology.plan import Input, Plan
 from topology.routing import PathsMemo
 from topology.state import MemoryStore, Run, Segment, SegmentStore, WindowState
 from topology.window import HASH, OFFSET_BITS, OFFSET_MASK, part_id, part_time
@@ -282,16 +281,6 @@ class Partition:
         if self.feedback is not None:
             restore_tables(self.feedback, tables)
 
-    def herald_counts(self) -> list[dict[str, Any]]:
-        """For reports: what the node is told of, and what came of it."""
-        return [
-            {
-                "herald": str(told.herald), "heeded": int(told.memo.heeded), "blocks": told.memo.blocks + told.memo.skipped, "rows_held": sum(s.rows for s in told.state.segments()),
-                "composites_found": told.memo.tested, "not_made": told.memo.refused, "made_later": told.memo.made,
-            }
-            for told in self.told
-        ]  # fmt: skip
-
     def feedback_counts(self) -> dict[str, int] | None:
         """For reports; None where feedback is off."""
         return None if self.feedback is None else self.feedback.counts()
@@ -467,21 +456,3 @@ def cut(rows: Rows, limit: int = MAX_BLOCK_BYTES) -> list[Rows]:
     rows = rows.take(np.lexsort(ids))
     count = max(1, len(rows) * limit // size)
     return [rows.slice(k, k + count) for k in range(0, len(rows), count)]
-
-
-def describe_state(node: Partition) -> list[dict[str, Any]]:
-    """What each side holds, for reports."""
-    held = []
-    for number, (side, state, given) in enumerate(zip(node.node.inputs, node.states, node.windows, strict=True)):
-        segments, static = list(state.segments()), node.is_static[number]
-        held.append({
-            "side": side_name(node.node, number),
-            "name": side.name,
-            "rows": sum(s.rows for s in segments),
-            "bytes": sum(s.bytes for s in segments),
-            "segments": len(segments),
-            "oldest_ms": None if static else min((s.min_start for s in segments), default=None),
-            "newest_ms": None if static else max((s.max_start for s in segments), default=None),
-            "window_ms": -1 if static else min(given.values()),
-        })  # fmt: skip
-    return held

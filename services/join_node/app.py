@@ -32,7 +32,7 @@ from services.runtime.report import Durations, Reporter
 from services.runtime.rocks import open_newest
 from services.runtime.service import EX_CONFIG, Arguments
 from services.runtime.store import Cache, NodeStore
-from topology.partition import describe_state
+from topology.held import describe_heralds, describe_state
 
 log = logging.getLogger("joinmesh.node")
 UNACKNOWLEDGED_MOST = 2_000
@@ -342,7 +342,7 @@ def _herald_counts(hosts: Mapping[int, PartitionHost]) -> list[dict[str, Any]]:
     """What the node is told of streams further down, over its partitions here."""
     total: dict[str, dict[str, Any]] = {}
     for host in hosts.values():
-        for told in host.node.herald_counts():
+        for told in describe_heralds(host.node):
             known = total.setdefault(told["herald"], dict.fromkeys(told, 0) | {"herald": told["herald"], "partitions": 0})
             known["partitions"] += 1
             for name in told.keys() - {"herald"}:

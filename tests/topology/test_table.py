@@ -12,9 +12,9 @@ from schemas.errors import BlockError
 from schemas.mesh import FieldType, Stream
 from schemas.rows import Rows
 from topology.cql import parse_query
+from topology.held import describe_state
 from topology.ingest import Reading, Router, StreamReader
 from topology.node import JoinNode
-from topology.partition import describe_state
 from topology.plan import Plan, build_plan, describe
 from topology.planner import Statistics, choose_tree
 from topology.table import TableReader
