@@ -14,7 +14,7 @@ import msgspec
 from schemas.block import NO_WATERMARK
 from topology.meeting import NEVER
 
-BLOCK_US, ROW_US, TEST_US = 1500, 3.5, 0.2  # a herald's block and the smaller ones it leads to, a row of it, to ask it about a composite
+BLOCK_US, ROW_US, TEST_US = 800, 3.5, 0.2  # a herald's block and the smaller ones it leads to, a row of it, to ask it about a composite
 SPARED_US = 1.2  # a composite that is not made, sent, stored and purged
 REFUSES = 0.9  # the share of composites that a herald is expected to refuse before it was tried
 WEIGHED_BLOCKS = 8  # of the node, between two looks
