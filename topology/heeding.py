@@ -15,12 +15,12 @@ from schemas.block import NO_WATERMARK
 from topology.meeting import NEVER
 
 BLOCK_US, ROW_US, TEST_US = 800, 3.5, 0.2  # a herald's block and the smaller ones it leads to, a row of it, to ask it about a composite
-SPARED_US = 1.2  # a composite that is not made, sent, stored and purged
+SPARED_US = 1.5  # a composite that is not made, sent, stored and purged: less than half of it is time, the rest is what it holds of memory
 REFUSES = 0.9  # the share of composites that a herald is expected to refuse before it was tried
 WEIGHED_BLOCKS = 8  # of the node, between two looks
 ELECTED_LOOKS = 64  # after which one is elected at the latest, though the window is not over; one that is heeded later begins with a gap
 SAMPLE, SAMPLES_LEAST = 256, 1_000  # composites of a step that all heralds are asked about, and how many of these are enough to prefer another before the window is over
-PREFERRED = 0.1  # of all that was found another must spare more
+PREFERRED = 0.1  # of all that was found another must spare more, before the election
 EFFECT_LOOKS = 2  # for which one that is heeded is left to show its effect before another is tried
 JUDGED_LOOKS = 6  # in which it cost something before it is judged
 GAIN_LEAST = 1.0  # how many times its cost it must spare
@@ -156,7 +156,7 @@ def _prefer(memo: HeraldsMemo, costs: list[float], found: int, look: Look) -> No
     best = max(range(len(worth)), key=worth.__getitem__)
     current = next((k for k, h in enumerate(memo.each) if h.heeded), None)
     enough = over or memo.each[best].asked >= SAMPLES_LEAST
-    better = current is None or worth[best] - worth[current] > PREFERRED * SPARED_US * found
+    better = over or current is None or worth[best] - worth[current] > PREFERRED * SPARED_US * found
     if best != current and enough and better and worth[best] > 0 and memo.each[best].since == NEVER:
         memo.each[best].heed(look.now)
         if current is not None:

@@ -140,9 +140,13 @@ class Heralding:
                 told.memo.gap = max((told.memo.gap, *(segment.max_end for segment in told.state.segments())))
             told.state.purge(from_)
 
+    @property
+    def is_weighed_now(self) -> bool:
+        return self.join.memo.blocks_in % heeding.WEIGHED_BLOCKS == 0
+
     def weigh(self, now: int) -> None:
         """Behind a step, now and then: which heralds pay?"""
-        if self.join.memo.blocks_in % heeding.WEIGHED_BLOCKS == 0:
+        if self.is_weighed_now:
             latest = max((s.max_end for state in self.join.states for s in state.segments()), default=NO_WATERMARK)
             made, time = self.join.memo.rows_out, min(self.join.memo.watermarks)
             heeding.weigh(self.memo, heeding.Look(made, now + 1, latest, time, self.window, self.join.makes_nothing))

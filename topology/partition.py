@@ -207,6 +207,8 @@ class Partition:
         if rows is None:
             return effects
         before = self.watermark
+        if not self.reads(header) and self._pass_over(header, before):
+            return effects
         output = self._work(offset, block, rows, effects)
         horizons = [self._horizon(side) for side in range(len(self.states))]
         for state, horizon in zip(self.states, horizons, strict=True):
@@ -254,14 +256,19 @@ class Partition:
         """Whether the rows of a block are to be read; of a herald that is let be, its header is enough."""
         return self.heralding is None or not len(self.states) <= header.side < len(self._admission) or self.heralding.reads(header.side - len(self.states))
 
+    def _pass_over(self, header: Header, before: int) -> bool:
+        """A block of a herald that is let be: its time alone. Whether that is all that is to be done."""
+        assert self.heralding is not None
+        if header.kind == "rows":
+            self.heralding.skip(header.side - len(self.states), header.watermark)
+        self._advance(header, header.side)
+        return self.watermark == before and not self.heralding.is_weighed_now
+
     def _hear_of(self, header: Header, rows: Rows, offset: int) -> Rows | None:
         """Rows of a heralded stream: what they are the first to fit is made now, unless a consumer has it suspended."""
         assert self.heralding is not None
         number = header.side - len(self.states)
-        if header.kind == "rows" and not self.heralding.reads(number):
-            self.heralding.skip(number, header.watermark)
-            return None
-        made = list(self.heralding.take(number, rows, offset)) if len(rows) else []
+        made = list(self.heralding.take(number, rows, offset)) if len(rows) and self.heralding.reads(number) else []
         if self.feedback is not None and not self.feedback.suspended.is_empty:
             made = [pairs.filter(self.feedback.free(pairs)) for pairs in made]
         made = [pairs.select(self.carried) for pairs in made if len(pairs)]

@@ -3,7 +3,7 @@
 Rows live in immutable *segments*, sorted by key hash, grouped by time *slice* (the slice of a row is its validity's
 end on a fixed grid). Insert appends a segment and merges small neighbours of its slice; probe looks only into segments whose validity can
 meet the probe's; purge drops whole segments. Rows of a small block that fall into several slices, as composites do, are not cut at once: they stay together, *young*, until
-they are many or the horizon enters another slice.
+they are many, and what of them has ended is taken out when the horizon enters another slice. So a small state has few segments.
 
 Invariant: after `purge(horizon)` every row whose end >= horizon is still there, exactly once, and what is kept beyond
 that ends less than one slice before the horizon. Cost of a step does not grow with rows that are out of reach.
@@ -61,6 +61,7 @@ class Segment:
     min_start: int
     max_end: int
     max_start: int
+    min_end: int
 
 
 class SegmentStore(Protocol):
@@ -134,20 +135,31 @@ class WindowState:
 
     def _grow_up(self) -> None:
         """Young rows go into their slices."""
-        segments = self.slices.pop(YOUNG)
+        self._cut(self._taken(self.slices.pop(YOUNG)))
+
+    def _purge_young(self, horizon: int) -> int:
+        """Young rows become one segment without what has ended, if the horizon has entered another slice since; few as they are, that costs less than to cut them."""
+        segments = self.slices[YOUNG]
+        if not any(segment.min_end // self.slice_ms < horizon // self.slice_ms for segment in segments):
+            return 0
+        run = self._taken(self.slices.pop(YOUNG))
+        kept = run.take(np.flatnonzero(run.ends >= horizon))
+        if len(kept):
+            self.slices[YOUNG] = [self._put(YOUNG, kept)]
+        return len(run) - len(kept)
+
+    def _taken(self, segments: list[Segment]) -> Run:
+        """The rows of some segments, which are stored no more."""
         run = merge_runs([self.store.get(segment.id) for segment in segments])
         for segment in segments:
             self.store.drop(segment.id)
-        self._cut(run)
+        return run
 
     def _settle(self) -> None:
         """Slices that few rows come into any more become one segment each, so that probes look into few."""
         for slice, segments in self.slices.items():
             if YOUNG < slice < self.newest - 1 and len(segments) > 1:
-                run = merge_runs([self.store.get(segment.id) for segment in segments])
-                for segment in segments:
-                    self.store.drop(segment.id)
-                segments[:] = [self._put(slice, run)]
+                segments[:] = [self._put(slice, self._taken(segments))]
 
     def _append(self, slice: int, run: Run) -> None:
         # Size-tiered: merge with the neighbour before while it is at most twice as large, so a slice holds O(log n) segments
@@ -173,6 +185,7 @@ class WindowState:
             min_start=int(run.starts.min()),
             max_end=int(run.ends.max()),
             max_start=int(run.starts.max()),
+            min_end=int(run.ends.min()),
         )
         self.next_id += 1
         self.store.put(segment, run)
@@ -187,8 +200,8 @@ class WindowState:
     def purge(self, horizon: int) -> int:
         """Drop segments that no row starting at `horizon` or later can meet. Returns the rows dropped."""
         dropped = 0
-        if any(segment.min_start // self.slice_ms < horizon // self.slice_ms for segment in self.slices.get(YOUNG, ())):
-            self._grow_up()  # some of them may have ended
+        if YOUNG in self.slices:
+            dropped += self._purge_young(horizon)
         for slice in [s for s in self.slices if s * self.slice_ms < horizon]:
             kept = []
             for segment in self.slices[slice]:

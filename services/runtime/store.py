@@ -46,6 +46,7 @@ class _StoredSegment(msgspec.Struct, frozen=True, array_like=True):
     min_start: int
     max_end: int
     max_start: int
+    min_end: int
 
 
 class Cache:
@@ -105,7 +106,7 @@ class NodeStore:
         for key, value in self.engine.scan(b"s"):
             side, id = key[1], int.from_bytes(key[2:], "big")
             meta, _ = _split(value)
-            sides[side].append(Segment(id, meta.slice, meta.rows, meta.bytes, meta.min_start, meta.max_end, meta.max_start))
+            sides[side].append(Segment(id, meta.slice, meta.rows, meta.bytes, meta.min_start, meta.max_end, meta.max_start, meta.min_end))
         return sides
 
     def tables(self) -> dict[str, bytes]:
@@ -129,7 +130,7 @@ class NodeStore:
         puts = []
         for side, segment, run in effects.puts:
             meta = _StoredSegment(
-                segment.slice, segment.rows, segment.bytes, segment.min_start, segment.max_end, segment.max_start
+                segment.slice, segment.rows, segment.bytes, segment.min_start, segment.max_end, segment.max_start, segment.min_end
             )
             head = _encoder.encode(meta)
             puts.append((_segment_key(side, segment.id), len(head).to_bytes(2, "big") + head + encode_rows(run.rows).to_pybytes()))
