@@ -254,7 +254,9 @@ class Partition:
 
     def reads(self, header: Header) -> bool:
         """Whether the rows of a block are to be read; of a herald that is let be, its header is enough."""
-        return self.heralding is None or not len(self.states) <= header.side < len(self._admission) or self.heralding.reads(header.side - len(self.states))
+        if self.heralding is None or is_feedback(header, self.node.target):  # a consumer's word is about a side of its own, whose number may be that of a herald here
+            return True
+        return not len(self.states) <= header.side < len(self._admission) or self.heralding.reads(header.side - len(self.states))
 
     def _pass_over(self, header: Header, before: int) -> bool:
         """A block of a herald that is let be: its time alone. Whether that is all that is to be done."""

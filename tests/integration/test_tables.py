@@ -24,7 +24,8 @@ queries:
   named: |
     SELECT l.name, o.order_id FROM levels AS l, users AS u, orders [RANGE 0 SECONDS] AS o
     WHERE u.level = l.level AND o.user = u.user AND l.level >= o.order_id % 2
-feedback: {{who_paid: on}}
+feedback: {{who_paid: on, named: on}}
+heralds: {{who_paid: off}}
 """
 BASE = 1_700_000_000_000
 

@@ -77,7 +77,7 @@ def test_each_step_is_taken_once_however_it_is_bundled(seed: int) -> None:
 
 def test_a_segment_that_is_made_and_merged_before_the_batch_is_not_written() -> None:
     run = Run.of(Rows({"#a": np.zeros(1, np.int64), "@a": np.zeros(1, np.int64), HASH: np.zeros(1, np.uint64)}), {"a": 10})
-    segments = [Segment(id, 0, 1, 8, 0, 10, 0) for id in range(3)]
+    segments = [Segment(id, 0, 1, 8, 0, 10, 0, 10) for id in range(3)]
     effects = Effects(puts=[(0, segments[0], run), (1, segments[0], run)], tables={"s0": b"old", "d0": b"kept"})
     effects.add(Effects(puts=[(0, segments[1], run)], drops=[(0, 0), (1, 7)], tables={"s0": b"new"}))
     assert [(side, segment.id) for side, segment, _ in effects.puts] == [(1, 0), (0, 1)]

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from schemas.block import Block, Header, Position, decode_block, encode_block
+from schemas.block import Block, Header, Kind, Position, decode_block, encode_block
 from schemas.errors import BlockError
 from schemas.mesh import FieldType, Stream
 from schemas.rows import Rows
@@ -267,3 +267,15 @@ def test_heralding_has_a_window_of_its_own_streams_only() -> None:
     node = mesh.driver.nodes["j1", 0]
     assert isinstance(node.heralding, Heralding)
     assert node.heralding.window == MINUTES_5
+
+
+@pytest.mark.parametrize("kind", ["suspend", "resume", "watermark"])
+def test_what_an_m_join_says_of_its_third_input_is_not_taken_for_a_herald(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The producer of that input has two inputs of its own, so that 2 is its first herald's number; while that is let be, a resume was passed over (seed 95 of the M-Joins)."""
+    mesh = Told_("A.x = B.x AND B.x = C.x AND C.x = D.x AND A.y = D.y", ("C", "D", ("A", "B")), "xy", "ABCD")
+    node = next(n for n in mesh.plan.nodes if n.target != "out")
+    join = JoinNode(mesh.plan, node.id, 0, 1, heralds=True, feedback=True)
+    assert node.target_side == len(join.states)
+    monkeypatch.setattr(Heralding, "reads", lambda *_: False)
+    assert not join.reads(Header("rows", "C", 0, 1, 1, 0, 1, 2, 5_000, (Position(0, 0, 1, 5_000),)))
+    assert join.reads(Header(kind, node.target, 0, 1, 1, 0, 1, node.target_side, 5_000))
