@@ -1,6 +1,7 @@
 """Which heralds a join heeds: those that spare more than they cost, decided by counts within the step.
 
-While the first window fills, one herald is heeded and all others are collected and asked about a sample of the composites; then the one that spares most beyond its cost is *elected*, and the others are let be.
+While the first window fills, one herald is heeded and all others are collected and asked about a sample of the composites; then the one that spares most beyond its cost is *elected*, and the others are let be;
+all of them as soon as it is clear that even in full windows none would pay.
 After that one at a time is tried that would pay if it refused most of what the join still makes, and one that does not pay is let be, and tried again later and later.
 
 Invariant: decisions follow from counts and constants, never from a clock, so a node that is rebuilt from its input takes the same ones at the same places. They change what is made when, never what is made in the end.
@@ -14,19 +15,23 @@ import msgspec
 from schemas.block import NO_WATERMARK
 from topology.meeting import NEVER
 
-BLOCK_US, ROW_US, TEST_US = 800, 3.5, 0.2  # a herald's block and the smaller ones it leads to, a row of it, to ask it about a composite
-SPARED_US = 1.5  # a composite that is not made, sent, stored and purged: less than half of it is time, the rest is what it holds of memory
+BLOCK_US, ROW_US = 300, 1.0  # a herald's block, a row of it
+MAKES_US = 1_500  # more for a block that makes something: to find it, and to send it on by itself
+TEST_US = 0.1  # to ask about a composite
+SPARED_US = 0.7  # a composite that is not made, sent, stored and purged
 REFUSES = 0.9  # the share of composites that a herald is expected to refuse before it was tried
-WEIGHED_BLOCKS = 8  # of the node, between two looks
-ELECTED_LOOKS = 64  # after which one is elected at the latest, though the window is not over; one that is heeded later begins with a gap
+WEIGHED_BLOCKS = 8  # of the node, between two looks after the election
+ELECTED_LOOKS = 512  # of every block, after which one is elected at the latest, though the window is not over; one that is heeded later begins with a gap
 SAMPLE, SAMPLES_LEAST = 256, 1_000  # composites of a step that all heralds are asked about, and how many of these are enough to prefer another before the window is over
-PREFERRED = 0.1  # of all that was found another must spare more, before the election
+FILLED_LEAST, HOPED = 1 / 2, 1.5  # of the window, before it is known what full windows would bring; and by which factor that may be wrong
+MARGIN = 1.3  # how many times its cost one must promise to spare before it is heeded
+PREFERRED = 0.2  # of all that was found another must spare more
 EFFECT_LOOKS = 2  # for which one that is heeded is left to show its effect before another is tried
 JUDGED_LOOKS = 6  # in which it cost something before it is judged
 GAIN_LEAST = 1.0  # how many times its cost it must spare
 KEPT = 15 / 16  # of sums, from look to look: a row of a sparse stream asks for much at once, and seldom
 PAUSE_MOST = 1 << 12  # looks
-EAGER: dict[str, Any] = {"WEIGHED_BLOCKS": 1, "EFFECT_LOOKS": 0, "SPARED_US": 1e9}  # for tests: all are heeded at once
+EAGER: dict[str, Any] = {"WEIGHED_BLOCKS": 1, "EFFECT_LOOKS": 0, "JUDGED_LOOKS": 0, "SPARED_US": 1e9}  # for tests: all are heeded as soon as they can be
 RESTLESS: dict[str, Any] = {  # for tests: heeds one after the other and lets them be every few blocks
     "WEIGHED_BLOCKS": 2, "ELECTED_LOOKS": 3, "SAMPLES_LEAST": 2, "EFFECT_LOOKS": 1, "JUDGED_LOOKS": 1, "GAIN_LEAST": 1e12, "PAUSE_MOST": 2, "SPARED_US": 1e9,
 }  # fmt: skip
@@ -41,6 +46,7 @@ class HeraldMemo(msgspec.Struct):
     tested: int = 0  # composites that were found
     refused: int = 0  # of these, that no row of it fitted then
     made: int = 0  # composites that were made when a row of it came
+    makes: int = 0  # blocks that made any
     asked: int = 0  # composites of the sample, before the election
     unfit: int = 0  # of these, that no row of it fitted
     changes: int = 0
@@ -49,13 +55,16 @@ class HeraldMemo(msgspec.Struct):
     gap: int = NO_WATERMARK  # rows of it that end by this time may be missing; composites that start by it need not fit it
     drained: int = NO_WATERMARK  # once it is let be: the end of the last row that it may still be needed for
     collects: bool = True  # whether its rows are kept
-    begun: int | None = None  # the time when it was first weighed since it is heeded: it is judged a window later
+    begun: int | None = None  # the time when it was first weighed since it is heeded
+    is_full: bool = False  # whether a window has passed since: what it spares and costs counts from there
     looks: int = 0  # since the last change
     judged: int = 0  # of these, in which it cost something
     pause: int = 0  # looks that it is let be at least
-    spared: float = 0.0
+    came: float = 0.0  # blocks of late, read or not
+    cost: float = 0.0  # of these, if they were read
+    spared: float = 0.0  # while it is heeded
     spent: float = 0.0
-    seen: list[int] = msgspec.field(default_factory=lambda: [0] * 6)  # the counts at the last look
+    seen: list[int] = msgspec.field(default_factory=lambda: [0] * 7)  # the counts at the last look
 
     @property
     def heeded(self) -> bool:
@@ -83,26 +92,38 @@ class HeraldMemo(msgspec.Struct):
             self.collects = False
         return horizon - window if self.collects else NEVER
 
-    def look(self, silenced: bool) -> tuple[int, int]:
-        """Count what happened since the last look; gives how many blocks came, and about how many rows. While the join makes nothing anyway, a herald costs next to nothing."""
-        now = [self.rows, self.blocks, self.skipped, self.tested, self.refused, self.made]
-        rows, blocks, skipped, tested, refused, made = (new - old for new, old in zip(now, self.seen, strict=True))
+    def look(self, kept: float) -> None:
+        """Count what happened since the last look, and what its blocks cost or would have."""
+        now = [self.rows, self.blocks, self.skipped, self.tested, self.refused, self.made, self.makes]
+        rows, blocks, skipped, tested, refused, made, makes = (new - old for new, old in zip(now, self.seen, strict=True))
         self.seen, self.looks = now, self.looks + 1
-        if self.heeded and not silenced:
+        self.came = self.came * kept + blocks + skipped
+        self.cost = self.cost * kept + BLOCK_US * (blocks + skipped) + ROW_US * (rows + skipped * self.rows // max(1, self.blocks))
+        if self.heeded:
             self.judged += blocks > 0
             self.spared = self.spared * KEPT + SPARED_US * (refused - made)
-            self.spent = self.spent * KEPT + BLOCK_US * blocks + ROW_US * rows + TEST_US * tested
-        return blocks + skipped, rows + skipped * self.rows // max(1, self.blocks)
+            self.spent = self.spent * KEPT + BLOCK_US * blocks + ROW_US * rows + MAKES_US * makes + TEST_US * tested
+
+    def promises(self, composites: float) -> float:
+        """What it would spare of so many composites, beyond what it costs: it makes what it does not refuse."""
+        makes = min(self.came, composites * (1 - self.refuses))
+        return composites * (SPARED_US * self.refuses - MARGIN * TEST_US) - MARGIN * (self.cost + MAKES_US * makes)
 
     @property
     def refuses(self) -> float:
-        """The share of composites that it is expected to refuse: what the sample said, and less and less of that as time goes by."""
-        said = self.unfit / self.asked if self.asked else REFUSES
+        """The share of composites that it is expected to spare: what the sample and its own time said, and less and less of that as time goes by."""
+        asked, spared = self.asked + self.tested, self.unfit + self.refused - self.made
+        said = max(0, spared) / asked if asked else REFUSES
         return said + (REFUSES - said) * min(1.0, self.looks / PAUSE_MOST)
 
     def heed(self, now: int) -> None:
-        self.since, self.until, self.collects, self.begun = now, NEVER, True, None
-        self.looks, self.judged, self.spared, self.spent, self.changes = 0, 0, 0.0, 0.0, self.changes + 1
+        self.since, self.until, self.collects, self.begun, self.is_full = now, NEVER, True, None, False
+        self.looks, self.changes = 0, self.changes + 1
+        self.forget()
+
+    def forget(self) -> None:
+        """Judge it by what comes from now on."""
+        self.judged, self.spared, self.spent = 0, 0.0, 0.0
 
     def let_be(self, now: int, latest: int) -> None:
         self.until, self.drained, self.looks, self.changes = now, latest, 0, self.changes + 1
@@ -114,10 +135,16 @@ class HeraldsMemo(msgspec.Struct):
 
     each: list[HeraldMemo] = msgspec.field(default_factory=list)
     elected: bool = False
-    begun: int | None = None  # the time at the first look
+    begun: int | None = None  # when the first rows started
     looks: int = 0
     found: int = 0  # composites of new rows, made or not
-    seen: list[int] = msgspec.field(default_factory=lambda: [0, 0])  # composites made and found at the last look
+    seen: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0])  # composites made, found and left out at the last look
+    made_of_late: float = 0.0  # sums over looks; until the election, of all of them
+    found_of_late: float = 0.0
+
+    def filled(self, look: "Look") -> float:
+        """The share of the first window that has passed."""
+        return 0.0 if self.begun is None else min(1.0, (look.time - self.begun) / max(1, look.window))
 
 
 @dataclass(frozen=True)
@@ -126,61 +153,77 @@ class Look:
 
     made: int  # composites so far
     now: int  # the next moment
-    latest: int  # the end of the longest-lived row stored
+    earliest: int  # the start of the oldest row stored
+    latest: int  # the end of the longest-lived
     time: int  # the watermark
     window: int
     silenced: bool  # its consumer wants nothing for now
+    avoided: int  # composites left out for its consumer so far
 
 
 def weigh(memo: HeraldsMemo, look: Look) -> None:
-    """Take a look, and decide."""
-    made, found = look.made - memo.seen[0], memo.found - memo.seen[1]
-    memo.seen, memo.looks = [look.made, memo.found], memo.looks + 1
+    """Take a look, and decide. While the join makes nothing anyway, nothing is decided any more; what it would make counts for the election."""
+    if memo.elected and look.silenced:
+        return
+    now = [look.made, memo.found, look.avoided]
+    made, found, avoided = (new - old for new, old in zip(now, memo.seen, strict=True))
+    memo.seen, memo.looks, kept = now, memo.looks + 1, KEPT if memo.elected else 1.0
+    memo.made_of_late, memo.found_of_late = memo.made_of_late * kept + made, memo.found_of_late * kept + found + avoided * look.silenced
     if memo.begun is None and look.time != NO_WATERMARK:
-        memo.begun = look.time
-    costs = []
+        memo.begun = look.earliest
     for herald in memo.each:
-        blocks, rows = herald.look(look.silenced)
-        costs.append(BLOCK_US * blocks + ROW_US * rows + TEST_US * max(found, made))
-    if not memo.elected:
-        _prefer(memo, costs, found, look)
-    elif not look.silenced:
+        herald.look(kept)
+    if memo.elected:
         _judge(memo, look)
-        _try(memo, costs, made, look.now)
+        _try(memo, look.now)
+    else:
+        _prefer(memo, look)
 
 
-def _prefer(memo: HeraldsMemo, costs: list[float], found: int, look: Look) -> None:
-    """Before the election: heed the one that would have spared most of what was found since the last look."""
-    over = memo.looks >= ELECTED_LOOKS or (memo.begun is not None and look.time - memo.begun >= look.window)
-    worth = [SPARED_US * found * h.unfit / max(1, h.asked) - cost for h, cost in zip(memo.each, costs, strict=True)]
+def _prefer(memo: HeraldsMemo, look: Look) -> None:
+    """Before the election: heed the one that spares most, and none as soon as it is known that even in full windows none would pay."""
+    filled = memo.filled(look)
+    composites = memo.found_of_late * 2 / max(filled, FILLED_LEAST)  # as many as there would have been if windows had been full from the beginning
+    worth = [herald.promises(composites) for herald in memo.each]
     best = max(range(len(worth)), key=worth.__getitem__)
+    hopeless = filled >= FILLED_LEAST and all(herald.promises(HOPED * composites) <= 0 for herald in memo.each)
+    over = memo.looks >= ELECTED_LOOKS or filled >= 1 or hopeless
     current = next((k for k, h in enumerate(memo.each) if h.heeded), None)
     enough = over or memo.each[best].asked >= SAMPLES_LEAST
-    better = over or current is None or worth[best] - worth[current] > PREFERRED * SPARED_US * found
-    if best != current and enough and better and worth[best] > 0 and memo.each[best].since == NEVER:
+    better = current is None or (enough and worth[best] - worth[current] > PREFERRED * SPARED_US * composites)
+    if best != current and better and worth[best] > 0 and memo.each[best].since == NEVER:
         memo.each[best].heed(look.now)
         if current is not None:
             memo.each[current].let_be(look.now, look.latest)
-            memo.each[current].pause = 0
+            memo.each[current].pause = JUDGED_LOOKS
     if over:
         memo.elected = True
-        for herald in memo.each:
+        for herald, gain in zip(memo.each, worth, strict=True):
+            if herald.heeded and gain <= 0:
+                herald.let_be(look.now, look.latest)
+            elif not herald.heeded:
+                herald.looks, herald.pause = 0, max(herald.pause, JUDGED_LOOKS)
             herald.collects &= herald.since != NEVER
 
 
 def _judge(memo: HeraldsMemo, look: Look) -> None:
     """One that is heeded is judged when the windows have filled: before, it has hardly anything to refuse."""
     for herald in memo.each:
-        if herald.heeded:
-            herald.begun = look.time if herald.begun is None else herald.begun
-            if look.time - herald.begun >= look.window and herald.judged >= JUDGED_LOOKS and herald.spared < GAIN_LEAST * herald.spent:
-                herald.let_be(look.now, look.latest)
+        if not herald.heeded:
+            continue
+        if herald.begun is None:
+            herald.begun = look.time
+        elif not herald.is_full and look.time - herald.begun >= look.window:
+            herald.is_full = True
+            herald.forget()
+        elif herald.is_full and herald.judged >= JUDGED_LOOKS and herald.spared < GAIN_LEAST * herald.spent:
+            herald.let_be(look.now, look.latest)
 
 
-def _try(memo: HeraldsMemo, costs: list[float], made: int, now: int) -> None:
+def _try(memo: HeraldsMemo, now: int) -> None:
     """Heed one more, if it would pay; not before the last one had its effect."""
     if any(herald.heeded and herald.looks < EFFECT_LOOKS for herald in memo.each):
         return
-    gains = [SPARED_US * h.refuses * made - cost if h.since == NEVER and h.looks >= h.pause else 0.0 for h, cost in zip(memo.each, costs, strict=True)]
+    gains = [h.promises(memo.made_of_late) if h.since == NEVER and h.looks >= h.pause else 0.0 for h in memo.each]
     if max(gains) > 0:
         memo.each[gains.index(max(gains))].heed(now)

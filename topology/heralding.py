@@ -142,14 +142,16 @@ class Heralding:
 
     @property
     def is_weighed_now(self) -> bool:
-        return self.join.memo.blocks_in % heeding.WEIGHED_BLOCKS == 0
+        return not self.memo.elected or self.join.memo.blocks_in % heeding.WEIGHED_BLOCKS == 0
 
     def weigh(self, now: int) -> None:
         """Behind a step, now and then: which heralds pay?"""
         if self.is_weighed_now:
-            latest = max((s.max_end for state in self.join.states for s in state.segments()), default=NO_WATERMARK)
             made, time = self.join.memo.rows_out, min(self.join.memo.watermarks)
-            heeding.weigh(self.memo, heeding.Look(made, now + 1, latest, time, self.window, self.join.makes_nothing))
+            stored = [segment for state in self.join.states for segment in state.segments()]
+            earliest, latest = min((s.min_start for s in stored), default=time), max((s.max_end for s in stored), default=NO_WATERMARK)
+            avoided = 0 if self.join.memo.feedback is None else self.join.memo.feedback.pairs_avoided
+            heeding.weigh(self.memo, heeding.Look(made, now + 1, earliest, latest, time, self.window, self.join.makes_nothing, avoided))
 
     def reads(self, number: int) -> bool:
         """Whether the rows of a herald are to be read at all."""
@@ -167,8 +169,16 @@ class Heralding:
             if names is not None and len(run) and told.memo.heeded:
                 fits = meets(told.state, shape_hash(run.rows, names), run.starts - told.window, run.ends) | (run.starts <= told.memo.gap)
                 if not fits.all():
+                    self._hold_back(told, side, run.take(np.flatnonzero(~fits)))
                     run = run.take(np.flatnonzero(fits))
         return run
+
+    def _hold_back(self, told: Told, side: int, run: Run) -> None:
+        """Count what these rows would have made, in one step of those between two looks for all of them."""
+        if self.is_weighed_now:
+            count = self.join.candidates(side, run) * (heeding.WEIGHED_BLOCKS if self.memo.elected else 1)
+            self.memo.found += count
+            told.memo.test(count, count)
 
     @property
     def asks(self) -> bool:
@@ -178,7 +188,7 @@ class Heralding:
     def wanted(self, found: Found) -> Mask:
         """Which composites of a new row fit all heralds."""
         self.memo.found += len(found)
-        if not self.memo.elected and len(self.told) > 1:
+        if not self.memo.elected:
             few = np.arange(min(len(found), heeding.SAMPLE))
             for told in self.told:
                 told.memo.asked += len(few)
@@ -209,9 +219,11 @@ class Heralding:
         told = self.told[number]
         told.memo.hear(len(rows))
         run = Run.of(rows, told.windows)
+        before = told.memo.made
         for made in self._first(told, run):
             told.memo.made += len(made)
             yield made
+        told.memo.makes += told.memo.made > before
         kept = Rows({HASH: run.hashes, part_time(told.herald.alias): run.starts, ARRIVED: np.full(len(run), now, np.int64)}, len(run))
         told.add(Run(kept, run.hashes, run.starts, run.ends))
 
@@ -225,7 +237,7 @@ class Heralding:
         if known.all():
             return
         run = run.take(np.flatnonzero(~known))
-        others = [t for t in self.told if t is not told]
+        others = [t for t in self.told if t is not told and t.memo.since != NEVER]
 
         def wanted(found: Found) -> Mask:
             at = np.flatnonzero(told.concerns(found, np.arange(len(found))))

@@ -2,7 +2,7 @@
 
 Rows live in immutable *segments*, sorted by key hash, grouped by time *slice* (the slice of a row is its validity's
 end on a fixed grid). Insert appends a segment and merges small neighbours of its slice; probe looks only into segments whose validity can
-meet the probe's; purge drops whole segments. Rows of a small block that fall into several slices, as composites do, are not cut at once: they stay together, *young*, until
+meet the probe's; purge drops whole segments. Rows of a small state, and those of a small block that fall into several slices, as composites do, are not cut at once: they stay together, *young*, until
 they are many, and what of them has ended is taken out when the horizon enters another slice. So a small state has few segments.
 
 Invariant: after `purge(horizon)` every row whose end >= horizon is still there, exactly once, and what is kept beyond
@@ -119,7 +119,8 @@ class WindowState:
         if high > self.newest:
             self.newest = high
             self._settle()
-        if low == high:
+        small = len(run) + sum(segment.rows for segment in self.segments()) < YOUNG_ROWS
+        if low == high and not small:
             self._append(low, run)
         elif len(run) < YOUNG_ROWS:
             self._append(YOUNG, run)

@@ -249,7 +249,7 @@ def test_a_sparse_stream_is_elected_and_one_that_always_fits_is_let_be() -> None
     """Of two heralds the one that spares most is heeded, though the other comes first; a restart changes nothing."""
     mesh = Told_("A.x = B.x AND A.y = C.y AND A.z = D.z", ((("A", "B"), "C"), "D"), "xyz", "ABCD")
     rng = np.random.default_rng(1)
-    with mock.patch.multiple(heeding, WEIGHED_BLOCKS=4, BLOCK_US=1, ROW_US=0.1, SAMPLES_LEAST=50):
+    with mock.patch.multiple(heeding, WEIGHED_BLOCKS=4, BLOCK_US=1, ROW_US=0.1, MAKES_US=1, SAMPLES_LEAST=50):
         for i in range(900):
             mesh.arrive("ABC"[i % 3], i, x=int(rng.integers(4)), y=int(rng.integers(2)), z=int(rng.integers(50)))
             if i % 90 == 0:
