@@ -106,15 +106,19 @@ class HeraldMemo(msgspec.Struct):
 
     def promises(self, composites: float) -> float:
         """What it would spare of so many composites, beyond what it costs: it makes what it does not refuse."""
-        makes = min(self.came, composites * (1 - self.refuses))
+        makes = min(self.came, composites * (1 - self.refused_so_far))
         return composites * (SPARED_US * self.refuses - MARGIN * TEST_US) - MARGIN * (self.cost + MAKES_US * makes)
 
     @property
+    def refused_so_far(self) -> float:
+        """The share of composites that it refused for good, by the sample and by its own time."""
+        asked = self.asked + self.tested
+        return max(0, self.unfit + self.refused - self.made) / asked if asked else REFUSES
+
+    @property
     def refuses(self) -> float:
-        """The share of composites that it is expected to spare: what the sample and its own time said, and less and less of that as time goes by."""
-        asked, spared = self.asked + self.tested, self.unfit + self.refused - self.made
-        said = max(0, spared) / asked if asked else REFUSES
-        return said + (REFUSES - said) * min(1.0, self.looks / PAUSE_MOST)
+        """The share that it is expected to refuse: less and less what it was so far, as time goes by."""
+        return self.refused_so_far + (REFUSES - self.refused_so_far) * min(1.0, self.looks / PAUSE_MOST)
 
     def heed(self, now: int) -> None:
         self.since, self.until, self.collects, self.begun, self.is_full = now, NEVER, True, None, False

@@ -75,6 +75,10 @@ class Told:
         fits[which] = meets(self.state, shown[which], found.starts[some] - self.window, found.ends[some])
         return fits
 
+    @property
+    def filter_bytes(self) -> int:
+        return 0 if self._bits is None else self._bits.nbytes
+
     def add(self, run: Run) -> None:
         self.state.insert(run)
         self._added += len(run)
@@ -92,12 +96,15 @@ class Told:
         return found
 
     def fits(self, found: Found, at: I64) -> Mask:
-        """Whether it has a row that fits each of those at some places, or is not needed for it."""
+        """Whether it has a row that fits each of those at some places, or is not needed for it. Those that it is needed for are counted."""
         if self.memo.is_plain:
-            return self.has_for(found, at)
+            fits = self.has_for(found, at)
+            self.memo.test(len(at), len(at) - int(fits.sum()))
+            return fits
         fits = ~self.concerns(found, at)
         which = np.flatnonzero(~fits)
-        fits[which] = self.has_for(found, at[which])
+        fits[which] = has = self.has_for(found, at[which])
+        self.memo.test(len(which), len(which) - int(has.sum()))
         return fits
 
     def concerns(self, found: Found, at: I64) -> Mask:
@@ -198,9 +205,7 @@ class Heralding:
     def _fit(self, asked: Sequence[Told], found: Found, at: I64) -> Mask:
         keep = np.zeros(len(found), np.bool_)
         for told in asked:
-            fits = told.fits(found, at)
-            told.memo.test(len(at), len(at) - int(fits.sum()))
-            at = at[fits]
+            at = at[told.fits(found, at)]
         keep[at] = True
         return keep
 
@@ -242,7 +247,7 @@ class Heralding:
         def wanted(found: Found) -> Mask:
             at = np.flatnonzero(told.concerns(found, np.arange(len(found))))
             at = at[met(run, found.shown(told, at), found.starts[at] - told.window, found.ends[at])]
-            return self._fit(others, found, at[~told.fits(found, at)])
+            return self._fit(others, found, at[~told.has_for(found, at)])
 
         yield from self.join.make_for(told, _distinct(run), wanted)
 

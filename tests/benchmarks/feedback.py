@@ -1,6 +1,6 @@
-"""What feedback saves on a real mesh: a four-way join whose last stream is sparse, from Kafka to Kafka, off and on.
+"""What feedback saves on a real mesh: a four-way join whose last stream is sparse, from Kafka to Kafka, with feedback off, on and auto.
 
-Three streams of equal rate join into many composites; the fourth has a partner for about 1 % of them. Both runs read the same events from the same topics, and
+Three streams of equal rate join into many composites; the fourth has a partner for about 1 % of them (`--values 10`: for most, so that there is nothing to save). All runs read the same events from the same topics, and
 their results are compared. Event time runs slowly beside the processing, as in a live mesh: a window takes seconds of real time.
 
     python -m tests.benchmarks.feedback
@@ -43,18 +43,18 @@ feedback: {{four: {feedback}}}
 heralds: {{four: {heralds}}}
 """
 MODES = {"off": ("off", "off"), "on": ("on", "on"), "auto": ("auto", "on"), "suspend": ("on", "off")}  # feedback, heralds
-VALUES = 1_000  # of a.z; ten of them have a partner at any time
+PARTNERED = 10  # values of a.z that have a partner at any time, about
 
 
-def load(bootstrap: str, per_stream: int, window_ms: int, fan_out: int) -> tuple[int, int]:
+def load(bootstrap: str, per_stream: int, window_ms: int, fan_out: int, different: int) -> tuple[int, int]:
     """Write the events, a, b and c at one a millisecond each; gives their number and that of the results."""
     names = Mesh(name="sparse", kafka={"bootstrap.servers": bootstrap}, partitions=PARTITIONS, streams={}, queries={})
     ensure_topics(names, [Topic(f"sparse-{s}", PARTITIONS) for s in "abcd"], lambda _: None)
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 2_000_000})
     rng = np.random.default_rng(1)
     keys = 2 * window_ms // fan_out  # a row meets those of a window before and of one after it
-    k, m, z = rng.integers(0, keys, (2, per_stream)), rng.integers(0, keys, (2, per_stream)), rng.integers(0, VALUES, (2, per_stream))
-    every, count = 2 * window_ms // (VALUES // 100), 0
+    k, m, z = rng.integers(0, keys, (2, per_stream)), rng.integers(0, keys, (2, per_stream)), rng.integers(0, different, (2, per_stream))
+    every, count = 2 * window_ms // PARTNERED, 0
     sparse: list[int] = []
     for i in range(per_stream):
         ts = 1_700_000_000_000 + i
@@ -132,13 +132,14 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=60_000, help="of each of the three full streams (default: %(default)s)")
     parser.add_argument("--window", type=int, default=20, help="seconds, of all streams (default: %(default)s)")
     parser.add_argument("--fan-out", type=int, default=10, help="partners of a row in the next stream (default: %(default)s)")
+    parser.add_argument("--values", type=int, default=100 * PARTNERED, help=f"that a composite may have for the last join, of which about {PARTNERED} have a partner (default: %(default)s, so 1 %%)")
     parser.add_argument("--partitions", type=int, default=1, help="of each join node (default: %(default)s)")
     parser.add_argument("--modes", default="off,on,auto", help=f"in this order, of {', '.join(MODES)} (suspend: feedback on without heralds; default: %(default)s)")
     parser.add_argument("--audit", action="store_true", help="prove the results of each run by Spark; takes minutes")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="joinmesh-bench-") as folder, LocalBroker(Path(folder) / "broker", tied=True, progress=print) as broker:
-        count, expected = load(broker.bootstrap, args.events, args.window * 1000, args.fan_out)
+        count, expected = load(broker.bootstrap, args.events, args.window * 1000, args.fan_out, args.values)
         figures = {feedback: measure(broker.bootstrap, Path(folder), feedback, count, expected, args.window, args.partitions) for feedback in args.modes.split(",")}
         for feedback in figures if args.audit else ():
             audit(Path(folder), feedback)

@@ -64,7 +64,7 @@ def everyone_is_first(patch: pytest.MonkeyPatch) -> None:
     first = Heralding._first
 
     def forgetful(self: Heralding, told: Told, run: Run) -> Iterator[Rows]:
-        with mock.patch.object(told, "fits", lambda _, at: np.zeros(len(at), np.bool_)):
+        with mock.patch.object(told, "has_for", lambda _, at: np.zeros(len(at), np.bool_)):
             yield from first(self, told, run)
 
     patch.setattr(Heralding, "_first", forgetful)

@@ -150,6 +150,7 @@ class Mesh:
                         c_rows, c_size = c_rows + segment.rows, c_size + segment.bytes
                     indexes += _nbytes(state.store.get(segment.id).indexes)
             for told in node.told:
+                indexes += told.filter_bytes
                 for segment in told.state.segments():
                     tables += segment.bytes
                     indexes += _nbytes(told.state.store.get(segment.id).indexes)
