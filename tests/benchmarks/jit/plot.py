@@ -94,9 +94,9 @@ def draw(title: str, axis: str, panels: Sequence[Panel]) -> str:
 
 
 def _legend(modes: Sequence[str], width: int) -> list[str]:
-    parts = []
+    parts, widths = [], [46 + 9 * len(mode) for mode in modes]
     for k, mode in enumerate(modes):
-        x = width - 24 - 78 * (len(modes) - k)
+        x = width - 24 - sum(widths[k:])
         colour, dashes, mark = STYLES[mode]
         parts.append(f'<path d="M{x} 22h30" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>')
         parts.append(f'<path d="{MARKS[mark].format(x + 15, 22)}" fill="{colour}"/>')
