@@ -46,7 +46,7 @@ MODES = {"off": ("off", "off"), "on": ("on", "on"), "auto": ("auto", "on"), "sus
 PARTNERED = 10  # values of a.z that have a partner at any time, about
 
 
-def load(bootstrap: str, per_stream: int, window_ms: int, fan_out: int, different: int) -> tuple[int, int]:
+def load(bootstrap: str, per_stream: int, window_ms: int, fan_out: int, different: int = 100 * PARTNERED) -> tuple[int, int]:
     """Write the events, a, b and c at one a millisecond each; gives their number and that of the results."""
     names = Mesh(name="sparse", kafka={"bootstrap.servers": bootstrap}, partitions=PARTITIONS, streams={}, queries={})
     ensure_topics(names, [Topic(f"sparse-{s}", PARTITIONS) for s in "abcd"], lambda _: None)
