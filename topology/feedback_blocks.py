@@ -14,6 +14,7 @@ from topology.admission import check_node_header
 from topology.demand import TOLD
 from topology.shapes import Shape
 from topology.subtuples import SHAPE, TICKET, TYPES, unpack
+from topology.suspended import changed_bytes
 
 if TYPE_CHECKING:
     from topology.feedback import Feedback
@@ -69,11 +70,7 @@ def changed_tables(feedback: "Feedback") -> dict[str, bytes]:
         if demand is not None and demand.changed:
             found[f"d{side}"] = msgspec.msgpack.encode([t.tobytes() for t in demand.tables])
             demand.changed = False
-    for number, table in enumerate(feedback.suspended.tables):
-        if table.changed:
-            found[f"s{number}"] = table.to_bytes()
-            table.changed = False
-    return found
+    return found | changed_bytes("s", feedback.suspended.tables)
 
 
 def restore_tables(feedback: "Feedback", stored: dict[str, bytes]) -> None:

@@ -2,7 +2,7 @@
 
 While the first window fills, one herald is heeded and all others are collected and asked about a sample of the composites; then the one that spares most beyond its cost is *elected*, and the others are let be;
 all of them as soon as it is clear that even in full windows none would pay.
-After that one at a time is tried that would pay if it refused most of what the join still makes, and one that does not pay is let be, and tried again later and later.
+After that one at a time is tried that promises to pay by what it refused before, and one that does not pay is let be, and tried again later and later.
 
 Invariant: decisions follow from counts and constants, never from a clock, so a node that is rebuilt from its input takes the same ones at the same places. They change what is made when, never what is made in the end.
 """

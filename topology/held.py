@@ -17,7 +17,7 @@ def describe_state(node: Partition) -> list[dict[str, Any]]:
         held.append({
             "side": side_name(node.node, number),
             "name": side.name,
-            "rows": sum(s.rows for s in segments),
+            "rows": state.rows,
             "bytes": sum(s.bytes for s in segments),
             "segments": len(segments),
             "oldest_ms": None if static else min((s.min_start for s in segments), default=None),
@@ -31,7 +31,7 @@ def describe_heralds(node: Partition) -> list[dict[str, Any]]:
     """What the node is told of streams further down, and what came of it."""
     return [
         {
-            "herald": str(told.herald), "heeded": int(told.memo.heeded), "blocks": told.memo.blocks + told.memo.skipped, "rows_held": sum(s.rows for s in told.state.segments()),
+            "herald": str(told.herald), "heeded": int(told.memo.heeded), "blocks": told.memo.blocks + told.memo.skipped, "rows_held": told.state.rows,
             "composites_found": told.memo.tested, "not_made": told.memo.refused, "made_later": told.memo.made,
         }
         for told in node.told

@@ -88,7 +88,7 @@ class Told:
     def _perhaps(self, hashes: U64) -> Mask:
         """Which values may have come: by a Bloom filter of the whole state, because most have not. It is made anew when it has taken in twice what it was made for."""
         if self._bits is None or self._added * BITS_A_ROW > 2 * len(self._bits):
-            held = sum(segment.rows for segment in self.state.segments())
+            held = self.state.rows
             self._bits, self._added = np.zeros(1 << max(10, (held * BITS_A_ROW).bit_length()), np.bool_), held
             for segment in self.state.segments():
                 self._bits[self.state.store.get(segment.id).hashes & np.uint64(len(self._bits) - 1)] = True

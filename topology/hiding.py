@@ -21,7 +21,7 @@ from topology.plan import Node
 from topology.shapes import Shape, links, shape_hash, sizes_of
 from topology.state import Run, WindowState
 from topology.subtuples import entries_of, hidden_rows, waiting_rows
-from topology.suspended import ShapeTable
+from topology.suspended import ShapeTable, changed_bytes
 
 _VOTER, _NOW = 0, 0  # a partition decides alone, and does not care since when
 
@@ -95,10 +95,7 @@ class Hiding:
 
     def stored(self) -> dict[str, bytes]:
         """The tables that changed, to be written with the step."""
-        found = {f"h{number}": table.to_bytes() for number, table in enumerate(self._all) if table.changed}
-        for table in self._all:
-            table.changed = False
-        return found
+        return changed_bytes("h", self._all)
 
     def restore(self, stored: dict[str, bytes]) -> None:
         for name, data in stored.items():

@@ -207,9 +207,11 @@ class Partition:
         if rows is None:
             return effects
         before = self.watermark
-        if not self.reads(header) and self._pass_over(header, before):
+        output = None
+        if self.reads(header):
+            output = self._work(offset, block, rows, effects)
+        elif self._pass_over(header, before):
             return effects
-        output = self._work(offset, block, rows, effects)
         horizons = [self._horizon(side) for side in range(len(self.states))]
         for state, horizon in zip(self.states, horizons, strict=True):
             memo.rows_purged += state.purge(horizon)
@@ -270,7 +272,7 @@ class Partition:
         """Rows of a heralded stream: what they are the first to fit is made now, unless a consumer has it suspended."""
         assert self.heralding is not None
         number = header.side - len(self.states)
-        made = list(self.heralding.take(number, rows, offset)) if len(rows) and self.heralding.reads(number) else []
+        made = list(self.heralding.take(number, rows, offset)) if len(rows) else []
         if self.feedback is not None and not self.feedback.suspended.is_empty:
             made = [pairs.filter(self.feedback.free(pairs)) for pairs in made]
         made = [pairs.select(self.carried) for pairs in made if len(pairs)]

@@ -119,8 +119,7 @@ class WindowState:
         if high > self.newest:
             self.newest = high
             self._settle()
-        small = len(run) + sum(segment.rows for segment in self.segments()) < YOUNG_ROWS
-        if low == high and not small:
+        if low == high and len(run) + self.rows >= YOUNG_ROWS:
             self._append(low, run)
         elif len(run) < YOUNG_ROWS:
             self._append(YOUNG, run)
@@ -216,6 +215,10 @@ class WindowState:
             else:
                 del self.slices[slice]
         return dropped
+
+    @property
+    def rows(self) -> int:
+        return sum(segment.rows for segments in self.slices.values() for segment in segments)
 
     @property
     def is_empty(self) -> bool:

@@ -176,6 +176,16 @@ def never_free(shown: Sequence[tuple[ShapeTable, U64]], since: I64, now: int) ->
             return moment >= now
 
 
+def changed_bytes(prefix: str, tables: Sequence[ShapeTable]) -> dict[str, bytes]:
+    """Those that changed since they were last written, to be written now: by a prefix and their number."""
+    found = {}
+    for number, table in enumerate(tables):
+        if table.changed:
+            found[f"{prefix}{number}"] = table.to_bytes()
+            table.changed = False
+    return found
+
+
 def by_hash(table: Table) -> Table:
     """Sorted by hash; rows of one hash stay in order. Sorting whole records takes many times as long."""
     return table[np.argsort(table["hash"], kind="stable")]

@@ -23,7 +23,6 @@ from topology.hashing import hash_key
 from topology.node import JoinNode
 from topology.plan import Plan
 from topology.shapes import Shape, shapes_of
-from topology.state import WindowState
 from topology.window import part_id
 
 
@@ -234,12 +233,8 @@ class _Before:
         return (rows - diverted) * self.stored + rows * self.tables + tested
 
 
-def _held(state: WindowState) -> int:
-    return sum(segment.rows for segment in state.segments())
-
-
 def _rows(node: JoinNode, side: int) -> int:
-    return _held(node.states[side])
+    return node.states[side].rows
 
 
 def _tables(node: JoinNode) -> int:
