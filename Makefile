@@ -21,10 +21,12 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-fmt: sync ## tidy imports and what ruff can mend by itself
+fmt: sync ## format, tidy imports and mend what ruff can mend by itself
+	$(BIN)/ruff format schemas topology services tests
 	$(BIN)/ruff check --fix schemas topology services tests
 
-check: sync ## ruff and mypy --strict
+check: sync ## ruff (rules and format) and mypy --strict
+	$(BIN)/ruff format --check schemas topology services tests
 	$(BIN)/ruff check schemas topology services tests
 	$(BIN)/mypy
 

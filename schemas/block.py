@@ -1,6 +1,7 @@
 """A block: a columnar run of rows of one side of one join, or a notice without rows. What crosses every inner topic.
 
-Wire: magic `JMB`, version byte, CRC-32 of the rest (little-endian), header length (u32), header (MessagePack), rows (Arrow IPC stream).
+Wire: magic `JMB`, version byte, CRC-32 of the rest (little-endian), header length (u32), header (MessagePack), rows
+(Arrow IPC stream).
 
 Invariant: `decode_block` gives back exactly what `encode_block` was given, or raises `BlockError`; bytes damaged on the
 way are never read as rows.
@@ -57,7 +58,9 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     side: int  # 0 left, 1 right
     watermark: int
     positions: tuple[Position, ...] = ()
-    avoided: int = 0  # pairs the sender has left out so far because of feedback and not made since, about; its consumer weighs them against what feedback costs
+    # pairs the sender has left out so far because of feedback and not made since, about; its consumer weighs them
+    # against what feedback costs
+    avoided: int = 0
     steps: tuple[Step, ...] = ()
 
 

@@ -1,9 +1,10 @@
 """What the controller says to everyone: the plan of each query, by epoch.
 
-A record of `<mesh>.control` is JSON and is written whole to every partition, so that it is one more ordered input of each step.
+A record of `<mesh>.control` is JSON and is written whole to every partition, so that it is one more ordered input of
+each step.
 
-Invariant: a plan is a function of (query text, tree), so these two and the epoch are all that travels; the digest lets a receiver of another
-version notice that it would derive something else.
+Invariant: a plan is a function of (query text, tree), so these two and the epoch are all that travels; the digest lets
+a receiver of another version notice that it would derive something else.
 """
 
 import msgspec
@@ -21,7 +22,9 @@ class PlanPublished(msgspec.Struct, frozen=True, tag="plan", tag_field="kind"):
     at_ms: int
     source_partitions: dict[str, int]  # stream -> partitions of its topic when the plan was made
     feedback: Feedback = "off"  # whether joins tell their producers what not to make
-    table_cuts: dict[str, dict[int, int]] = {}  # table -> partition -> where its topic ended when the mesh first started
+    table_cuts: dict[
+        str, dict[int, int]
+    ] = {}  # table -> partition -> where its topic ended when the mesh first started
     routing: Routing = "fixed"  # in which order rows of an M-Join meet its inputs
     heralds: bool = False  # whether joins are told of streams that their rows meet further down
 

@@ -1,8 +1,8 @@
 """The mesh file: what runs. Text in, one frozen `Mesh` out, or a `MeshFileError` that names the line.
 
 Invariant: a `Mesh` that exists is usable as far as the file alone can tell: names are legal, durations and types
-are parsed, every stream has an event-time field and every table a key. Whether the *queries* make sense is the parser's business
-(`topology.cql`), not this file's.
+are parsed, every stream has an event-time field and every table a key. Whether the *queries* make sense is the parser's
+business (`topology.query.cql`), not this file's.
 """
 
 import difflib
@@ -61,9 +61,15 @@ class Mesh:
     streams: Mapping[str, Stream]
     queries: Mapping[str, str]
     plans: Mapping[str, str] = field(default_factory=dict)
-    feedback: Mapping[str, Feedback] = field(default_factory=dict)  # query -> whether its joins say what not to make; off if not named
-    heralds: Mapping[str, bool] = field(default_factory=dict)  # query -> whether joins are told of streams further down; with feedback, if not named
-    routing: Mapping[str, Routing] = field(default_factory=dict)  # query -> in which order rows of an M-Join meet its inputs; fixed if not named
+    feedback: Mapping[str, Feedback] = field(
+        default_factory=dict
+    )  # query -> whether its joins say what not to make; off if not named
+    heralds: Mapping[str, bool] = field(
+        default_factory=dict
+    )  # query -> whether joins are told of streams further down; with feedback, if not named
+    routing: Mapping[str, Routing] = field(
+        default_factory=dict
+    )  # query -> in which order rows of an M-Join meet its inputs; fixed if not named
     file: str = "mesh.yaml"
     query_lines: Mapping[str, int] = field(default_factory=dict)  # line of each query's first text line in the file
 
@@ -78,12 +84,24 @@ class Mesh:
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
 _MESH_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z")
 _UNITS_MS = {
-    "ms": 1, "millisecond": 1, "milliseconds": 1,
-    "s": 1_000, "sec": 1_000, "second": 1_000, "seconds": 1_000,
-    "m": 60_000, "min": 60_000, "minute": 60_000, "minutes": 60_000,
-    "h": 3_600_000, "hour": 3_600_000, "hours": 3_600_000,
-    "d": 86_400_000, "day": 86_400_000, "days": 86_400_000,
-}  # fmt: skip
+    "ms": 1,
+    "millisecond": 1,
+    "milliseconds": 1,
+    "s": 1_000,
+    "sec": 1_000,
+    "second": 1_000,
+    "seconds": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "minute": 60_000,
+    "minutes": 60_000,
+    "h": 3_600_000,
+    "hour": 3_600_000,
+    "hours": 3_600_000,
+    "d": 86_400_000,
+    "day": 86_400_000,
+    "days": 86_400_000,
+}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
 
 
@@ -122,7 +140,9 @@ def load_mesh(file: str | Path) -> Mesh:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise MeshFileError("no such file; write one (see README, 'The mesh file') or pass -f", file=str(file)) from None
+        raise MeshFileError(
+            "no such file; write one (see README, 'The mesh file') or pass -f", file=str(file)
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise MeshFileError(f"cannot be read: {error}", file=str(file)) from None
     return parse_mesh(text, file=str(file))
@@ -197,13 +217,19 @@ class _Reader:
     def mesh(self, root: yaml.Node | None) -> Mesh:
         if root is None:
             raise MeshFileError("is empty; it needs mesh, kafka, streams and queries", file=self.file)
-        top = self.table(root, "the mesh file", ("mesh", "kafka", "partitions", "streams", "queries", "plans", "feedback", "heralds", "routing"))
+        top = self.table(
+            root,
+            "the mesh file",
+            ("mesh", "kafka", "partitions", "streams", "queries", "plans", "feedback", "heralds", "routing"),
+        )
         for needed in ("mesh", "kafka", "streams", "queries"):
             if needed not in top:
                 raise self.fail(f"`{needed}:` is missing", root)
         name = self.text(top["mesh"], "`mesh`")
         if not _MESH_NAME.match(name):
-            raise self.fail(f"mesh name `{name}` may hold letters, digits, - and _ only (it begins every topic)", top["mesh"])
+            raise self.fail(
+                f"mesh name `{name}` may hold letters, digits, - and _ only (it begins every topic)", top["mesh"]
+            )
         streams = {
             key: self.stream(self.name(key, "stream", value), value)
             for key, value in self.table(top["streams"], "`streams`").items()
@@ -213,7 +239,11 @@ class _Reader:
         for table in (s for s in streams.values() if s.table is not None):
             for other in streams.values():
                 if other.topic == table.topic and other.name != table.name:
-                    raise self.fail(f"table `{table.name}` and `{other.name}` read the same topic `{table.topic}`; give each its own", top["streams"])
+                    raise self.fail(
+                        f"table `{table.name}` and `{other.name}` read the same topic `{table.topic}`; give each"
+                        " its own",
+                        top["streams"],
+                    )
         queries = self.table(top["queries"], "`queries`")
         if not queries:
             raise self.fail("`queries` is empty; write at least one", top["queries"])
@@ -226,19 +256,25 @@ class _Reader:
             streams=streams,
             queries={self.name(k, "query", v): self.text(v, f"query `{k}`") for k, v in queries.items()},
             plans={k: self.text(v, f"plan of `{k}`") for k, v in plans.items()},
-            feedback={k: cast(Feedback, self.one_of(v, f"feedback of `{k}`", "on", "off", "auto")) for k, v in feedback.items()},
+            feedback={
+                k: cast(Feedback, self.one_of(v, f"feedback of `{k}`", "on", "off", "auto"))
+                for k, v in feedback.items()
+            },
             heralds={k: self.one_of(v, f"heralds of `{k}`", "on", "off") == "on" for k, v in heralds.items()},
-            routing={k: cast(Routing, self.one_of(v, f"routing of `{k}`", "fixed", "eddy")) for k, v in routing.items()},
+            routing={
+                k: cast(Routing, self.one_of(v, f"routing of `{k}`", "fixed", "eddy")) for k, v in routing.items()
+            },
             file=self.file,
-            query_lines={k: v.start_mark.line + (2 if getattr(v, "style", None) in ("|", ">") else 1)
-                         for k, v in queries.items()},
-        )  # fmt: skip
+            query_lines={
+                k: v.start_mark.line + (2 if getattr(v, "style", None) in ("|", ">") else 1) for k, v in queries.items()
+            },
+        )
 
     def kafka(self, node: yaml.Node) -> dict[str, str]:
         settings = {k: self.value(v) for k, v in self.table(node, "`kafka`").items()}
         bootstrap = settings.pop("bootstrap", None) or settings.pop("bootstrap.servers", None)
         if not isinstance(bootstrap, str) or not bootstrap:
-            raise self.fail("`kafka` needs `bootstrap: \"host:port\"`", node)
+            raise self.fail('`kafka` needs `bootstrap: "host:port"`', node)
         plain = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in settings.items()}
         return {"bootstrap.servers": bootstrap, **plain}
 
@@ -259,7 +295,10 @@ class _Reader:
         if "table" in items:
             for other in ("event_time", "lateness", "idle_after"):
                 if other in items:
-                    raise self.fail(f"{what} is a table (`table:`), which is valid always: take out `{other}`, or `table`", items[other])
+                    raise self.fail(
+                        f"{what} is a table (`table:`), which is valid always: take out `{other}`, or `table`",
+                        items[other],
+                    )
         fields: dict[str, FieldType] = {}
         for key, value in self.table(items["fields"], f"`fields` of {what}").items():
             kind = self.text(value, f"type of `{key}`")
@@ -285,6 +324,8 @@ class _Reader:
             event_time=needed if role == "event_time" else "",
             table=needed if role == "table" else None,
             lateness_ms=self.duration(items["lateness"], f"`lateness` of {what}") if "lateness" in items else 0,
-            idle_after_ms=self.duration(items["idle_after"], f"`idle_after` of {what}") if "idle_after" in items else None,
+            idle_after_ms=(
+                self.duration(items["idle_after"], f"`idle_after` of {what}") if "idle_after" in items else None
+            ),
             format=form,
         )

@@ -1,10 +1,11 @@
 """Rows as columns: what blocks carry and segments hold.
 
-A column is a numpy array when it is fixed-width and without nulls (ids, times, hashes, most numbers) and an Arrow array otherwise (text, anything
-with nulls). Kernels work on the numpy ones directly; taking, joining and sending columns costs microseconds a block, not a row.
+A column is a numpy array when it is fixed-width and without nulls (ids, times, hashes, most numbers) and an Arrow array
+otherwise (text, anything with nulls). Kernels work on the numpy ones directly; taking, joining and sending columns
+costs microseconds a block, not a row.
 
-Invariant: all columns have the same length, and a fixed-width column without nulls always has the numpy form, whatever it was cut or taken from
-(hashes and comparisons rely on it).
+Invariant: all columns have the same length, and a fixed-width column without nulls always has the numpy form, whatever
+it was cut or taken from (hashes and comparisons rely on it).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +59,10 @@ class Rows:
     def take(self, index: I64) -> "Rows":
         where = pa.array(index) if any(not isinstance(c, np.ndarray) for c in self.columns.values()) else None
         columns = self.columns.items()
-        return Rows({n: c.take(index) if isinstance(c, np.ndarray) else as_column(c.take(where)) for n, c in columns}, len(index))
+        return Rows(
+            {n: c.take(index) if isinstance(c, np.ndarray) else as_column(c.take(where)) for n, c in columns},
+            len(index),
+        )
 
     def filter(self, mask: Mask) -> "Rows":
         return self.take(np.flatnonzero(mask))
@@ -66,7 +70,10 @@ class Rows:
     def slice(self, start: int, stop: int) -> "Rows":
         stop = min(stop, self.length)
         columns = self.columns.items()
-        return Rows({n: c[start:stop] if isinstance(c, np.ndarray) else as_column(c[start:stop]) for n, c in columns}, stop - start)
+        return Rows(
+            {n: c[start:stop] if isinstance(c, np.ndarray) else as_column(c[start:stop]) for n, c in columns},
+            stop - start,
+        )
 
     def select(self, names: Iterable[str]) -> "Rows":
         return Rows({n: self.columns[n] for n in names}, self.length)

@@ -1,8 +1,8 @@
 """Every topic of a mesh: its name, how many partitions, how long it keeps records. One row a topic.
 
-Invariant: an internal topic keeps its records at least as long as the state that might have to be rebuilt from it: the longest
-window + lateness + a margin. The results topic keeps everything unless the user changes it, because its record timestamps are
-event times and a broker would delete results of old events at once.
+Invariant: an internal topic keeps its records at least as long as the state that might have to be rebuilt from it: the
+longest window + lateness + a margin. The results topic keeps everything unless the user changes it, because its record
+timestamps are event times and a broker would delete results of old events at once.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """What tests share: a real Kafka broker, and names that no other test uses.
 
-Invariant: never a mock. In this order: the broker that JOINMESH_TEST_BOOTSTRAP names, one in Docker when an engine answers and has the image,
-else the local broker that `joinmesh broker up` also starts.
+Invariant: never a mock. In this order: the broker that JOINMESH_TEST_BOOTSTRAP names, one in Docker when an engine
+answers and has the image, else the local broker that `joinmesh broker up` also starts.
 """
 
 import contextlib
@@ -21,7 +21,9 @@ CreateTopics = Callable[..., None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rewrite", action="store_true", help="renew golden texts such as tests/plans/*.txt; review the diff")
+    parser.addoption(
+        "--rewrite", action="store_true", help="renew golden texts such as tests/plans/*.txt; review the diff"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +38,9 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         if address is None:
             from services.broker import LocalBroker
 
-            address = stack.enter_context(LocalBroker(tmp_path_factory.mktemp("broker"), tied=True, progress=print)).bootstrap
+            address = stack.enter_context(
+                LocalBroker(tmp_path_factory.mktemp("broker"), tied=True, progress=print)
+            ).bootstrap
         yield address
 
 
@@ -55,13 +59,19 @@ def _docker_broker(stack: contextlib.ExitStack) -> str | None:
 
     port = free_port()
     settings = {
-        "KAFKA_NODE_ID": "1", "KAFKA_PROCESS_ROLES": "broker,controller", "KAFKA_CONTROLLER_LISTENER_NAMES": "CONTROLLER",
+        "KAFKA_NODE_ID": "1",
+        "KAFKA_PROCESS_ROLES": "broker,controller",
+        "KAFKA_CONTROLLER_LISTENER_NAMES": "CONTROLLER",
         "KAFKA_LISTENERS": "PLAINTEXT://0.0.0.0:9092,CONTROLLER://localhost:9093",
-        "KAFKA_ADVERTISED_LISTENERS": f"PLAINTEXT://127.0.0.1:{port}", "KAFKA_CONTROLLER_QUORUM_VOTERS": "1@localhost:9093",
-        "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT", "KAFKA_AUTO_CREATE_TOPICS_ENABLE": "false",
-        "KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR": "1", "KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR": "1",
-        "KAFKA_TRANSACTION_STATE_LOG_MIN_ISR": "1", "KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
-    }  # fmt: skip
+        "KAFKA_ADVERTISED_LISTENERS": f"PLAINTEXT://127.0.0.1:{port}",
+        "KAFKA_CONTROLLER_QUORUM_VOTERS": "1@localhost:9093",
+        "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "KAFKA_AUTO_CREATE_TOPICS_ENABLE": "false",
+        "KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR": "1",
+        "KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR": "1",
+        "KAFKA_TRANSACTION_STATE_LOG_MIN_ISR": "1",
+        "KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
+    }
     container = DockerContainer(KAFKA_IMAGE).with_bind_ports(9092, port)
     for name, value in settings.items():
         container = container.with_env(name, value)
@@ -103,9 +113,12 @@ mesh: {mesh}
 kafka: {{bootstrap: "{bootstrap}"}}
 partitions: 4
 streams:
-  orders: {{topic: {mesh}-orders, event_time: ts, lateness: 2s, fields: {{order_id: int64, amount: float64, country: string, ts: timestamp}}}}
-  payments: {{topic: {mesh}-payments, event_time: ts, lateness: 1s, fields: {{order_id: int64, paid: float64, ts: timestamp}}}}
-  shipments: {{topic: {mesh}-shipments, event_time: ts, lateness: 3s, fields: {{order_id: int64, carrier: string, ts: timestamp}}}}
+  orders: {{topic: {mesh}-orders, event_time: ts, lateness: 2s,
+    fields: {{order_id: int64, amount: float64, country: string, ts: timestamp}}}}
+  payments: {{topic: {mesh}-payments, event_time: ts, lateness: 1s,
+    fields: {{order_id: int64, paid: float64, ts: timestamp}}}}
+  shipments: {{topic: {mesh}-shipments, event_time: ts, lateness: 3s,
+    fields: {{order_id: int64, carrier: string, ts: timestamp}}}}
 queries:
   paid_orders: |
     SELECT o.order_id, p.paid, s.carrier

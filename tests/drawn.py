@@ -1,4 +1,5 @@
-"""What tests over many drawn cases share: how a mesh is worked, that its results are the truth, and that what was to be shown happened often enough.
+"""What tests over many drawn cases share: how a mesh is worked, that its results are the truth, and that what was to be
+shown happened often enough.
 
 Invariant: draws come from the caller's `choice` alone, so a seed replays.
 """
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from topology.testing import TopologyDriver
+from topology.testing.driver import TopologyDriver
 
 
 def work(driver: TopologyDriver, choice: Random, patience: float, most: int, to_the_end: bool) -> None:
@@ -28,7 +29,10 @@ def check_results(driver: TopologyDriver, wanted: Mapping[str, Any], where: str)
     """The results are those wanted, each once; how many there are."""
     found = {key: (value, at) for key, value, at in driver.results}
     assert len(found) == len(driver.results), f"{where}: a result came twice"
-    assert found == wanted, f"{where}: {len(wanted.keys() - found.keys())} of {len(wanted)} are missing, {len(found.keys() - wanted.keys())} are too many"
+    assert found == wanted, (
+        f"{where}: {len(wanted.keys() - found.keys())} of {len(wanted)} are missing,"
+        f" {len(found.keys() - wanted.keys())} are too many"
+    )
     return len(found)
 
 

@@ -1,4 +1,5 @@
-"""Every example in README and docs is real: mesh files plan, commands are accepted, links lead somewhere, JSON and Python parse.
+"""Every example in README and docs is real: mesh files plan, commands are accepted, links lead somewhere, JSON and
+Python parse.
 
 Invariant: no broker is needed, and no block of a checked language is left out.
 """
@@ -17,7 +18,7 @@ import pytest
 from schemas.mesh import Mesh, parse_mesh
 from services.cli.main import COMMANDS, _parser, main
 from services.runtime.queries import explain, parse_queries
-from topology.decode import Decoder
+from topology.ingest.decode import Decoder
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -73,7 +74,15 @@ def test_the_examples_are_found() -> None:
     assert len(MESHES) >= 2
     assert len(COMMAND_LINES) >= 15
     assert {page.name for page in PAGES} >= {"README.md", "operations.md", "events.md", "0002-faust.md"}
-    assert {e.language for page in PAGES for e in _examples(page)} <= {"", "sh", "bash", "yaml", "json", "python", "sql"}
+    assert {e.language for page in PAGES for e in _examples(page)} <= {
+        "",
+        "sh",
+        "bash",
+        "yaml",
+        "json",
+        "python",
+        "sql",
+    }
 
 
 @pytest.mark.parametrize("example", MESHES, ids=str)
@@ -92,7 +101,9 @@ def test_commands_are_accepted(where: str, arguments: list[str]) -> None:
     assert args.command in COMMANDS
 
 
-def test_explain_runs_as_the_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_runs_as_the_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The README's journey as far as it goes without a broker: save the file, explain it."""
     monkeypatch.chdir(tmp_path)
     Path("mesh.yaml").write_text(next(e for e in MESHES if e.page.name == "README.md").text)
@@ -105,14 +116,34 @@ def test_explain_runs_as_the_readme_says(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_readme_lists_exactly_the_commands() -> None:
     section = _section("Commands")
     assert re.findall(r"^\| `joinmesh (\w+)", section, re.MULTILINE) == list(COMMANDS)
-    actions = next(a for a in _parser(["broker"])._subparsers._group_actions[0].choices["broker"]._actions if a.dest == "action")  # type: ignore[union-attr, index]
+    actions = next(
+        a for a in _parser(["broker"])._subparsers._group_actions[0].choices["broker"]._actions if a.dest == "action"
+    )  # type: ignore[union-attr, index]
     assert f"joinmesh broker {chr(92)}|".replace("\\|", "\\|".join(actions.choices or [])) in section
 
 
 def test_the_readme_explains_every_key_of_the_mesh_file() -> None:
     keys = set(re.findall(r"^\| `([^`]+)`", _section("The mesh file"), re.MULTILINE))
-    stream = {f"streams.<name>.{key}" for key in ("topic", "format", "event_time", "lateness", "idle_after", "table", "fields")}
-    assert keys == {"mesh", "kafka.bootstrap", "kafka.…", "partitions", "streams.<name>", "queries.<name>", "plans.<query>", "feedback.<query>", "heralds.<query>", "routing.<query>"} | stream
+    stream = {
+        f"streams.<name>.{key}"
+        for key in ("topic", "format", "event_time", "lateness", "idle_after", "table", "fields")
+    }
+    assert (
+        keys
+        == {
+            "mesh",
+            "kafka.bootstrap",
+            "kafka.…",
+            "partitions",
+            "streams.<name>",
+            "queries.<name>",
+            "plans.<query>",
+            "feedback.<query>",
+            "heralds.<query>",
+            "routing.<query>",
+        }
+        | stream
+    )
     with pytest.raises(Exception, match="unknown key `zzz`") as refused:  # what the parser knows is what is listed
         parse_mesh(_readme_mesh_text().replace("    lateness: 5s\n", "    lateness: 5s\n    zzz: 1\n", 1))
     for key in stream:
@@ -163,18 +194,39 @@ def test_the_example_event_is_an_event_and_the_example_dead_letter_is_dead() -> 
 @pytest.mark.parametrize(
     ("value", "is_event"),
     [
-        (None, False), (b"", False), (b"[]", False), (b'{"ts": 1} {}', False), (b'\xef\xbb\xbf{"ts": 1}', False), (b' {"ts": 1}\n', True),
-        (b'{"ts": 1, "other": "\xff"}', False), (b'{"ts": 1, "other": "\\ud800"}', False), (b'{"ts": 1, "other": "\\ud83d\\ude00"}', True),
-        (b'{"ts": 1, "order_id": 1.0}', False), (b'{"ts": 1, "order_id": 1e2}', False), (b'{"ts": 1, "order_id": "1"}', False),
-        (b'{"ts": 1, "order_id": 9223372036854775807}', True), (b'{"ts": 1, "order_id": 9223372036854775808}', False),
-        (b'{"ts": 1, "amount": 7}', True), (b'{"ts": 1, "amount": 1e400}', False), (b'{"ts": 1, "amount": NaN}', False), (b'{"ts": 01}', False),
-        (b'{"ts": "2024-05-01T10:00:00"}', False), (b'{"ts": "2024-05-01 12:00:00+02:00"}', True), (b'{"ts": "2024-05-01T10:00:60Z"}', False),
-        (b'{"amount": 1}', False), (b'{"ts": null}', False), (b'{"ts": 0}', False), (b'{"ts": 253402300799999}', True),
-        (b'{"ts": 253402300800000}', False), (b'{"ts": 1, "country": null}', True), (b'{"ts": 1, "order_id": 1, "order_id": 2}', True),
-        (b'{"ts": 1, "order_id": "x", "order_id": 2}', False), (b'{"ts": 1, "country": "' + b"x" * 1_048_576 + b'"}', False),
+        (None, False),
+        (b"", False),
+        (b"[]", False),
+        (b'{"ts": 1} {}', False),
+        (b'\xef\xbb\xbf{"ts": 1}', False),
+        (b' {"ts": 1}\n', True),
+        (b'{"ts": 1, "other": "\xff"}', False),
+        (b'{"ts": 1, "other": "\\ud800"}', False),
+        (b'{"ts": 1, "other": "\\ud83d\\ude00"}', True),
+        (b'{"ts": 1, "order_id": 1.0}', False),
+        (b'{"ts": 1, "order_id": 1e2}', False),
+        (b'{"ts": 1, "order_id": "1"}', False),
+        (b'{"ts": 1, "order_id": 9223372036854775807}', True),
+        (b'{"ts": 1, "order_id": 9223372036854775808}', False),
+        (b'{"ts": 1, "amount": 7}', True),
+        (b'{"ts": 1, "amount": 1e400}', False),
+        (b'{"ts": 1, "amount": NaN}', False),
+        (b'{"ts": 01}', False),
+        (b'{"ts": "2024-05-01T10:00:00"}', False),
+        (b'{"ts": "2024-05-01 12:00:00+02:00"}', True),
+        (b'{"ts": "2024-05-01T10:00:60Z"}', False),
+        (b'{"amount": 1}', False),
+        (b'{"ts": null}', False),
+        (b'{"ts": 0}', False),
+        (b'{"ts": 253402300799999}', True),
+        (b'{"ts": 253402300800000}', False),
+        (b'{"ts": 1, "country": null}', True),
+        (b'{"ts": 1, "order_id": 1, "order_id": 2}', True),
+        (b'{"ts": 1, "order_id": "x", "order_id": 2}', False),
+        (b'{"ts": 1, "country": "' + b"x" * 1_048_576 + b'"}', False),
     ],
     ids=lambda v: repr(v)[:40],
-)  # fmt: skip
+)
 def test_events_md_says_what_both_readers_do(value: bytes | None, is_event: bool) -> None:
     """The rules of docs/events.md, for the engine's reader and for the audit's own."""
     from services.audit.decode import Broken, event_decoder

@@ -10,9 +10,20 @@ ROOT = Path(__file__).parent.parent
 OURS = ("schemas", "topology", "services")
 MAY_IMPORT = {"schemas": {"schemas"}, "topology": {"schemas", "topology"}, "services": set(OURS)}
 IMPURE = {
-    "asyncio", "confluent_kafka", "aiokafka", "faust", "rocksdict", "pyspark", "random", "time", "socket", "threading",
-    "subprocess", "os", "pathlib",
-}  # fmt: skip
+    "asyncio",
+    "confluent_kafka",
+    "aiokafka",
+    "faust",
+    "rocksdict",
+    "pyspark",
+    "random",
+    "time",
+    "socket",
+    "threading",
+    "subprocess",
+    "os",
+    "pathlib",
+}
 FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
 
 
@@ -33,7 +44,9 @@ def test_knowledge_flows_one_way(path: Path) -> None:
     assert ours <= MAY_IMPORT[package], f"{package} must not import {ours - MAY_IMPORT[package]}"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.relative_to(ROOT).parts[0] != "services"], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p.relative_to(ROOT).parts[0] != "services"], ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_the_core_is_pure(path: Path) -> None:
     used = {name.split(".")[0] for name in imports(path)} & IMPURE
     allowed = {"pathlib"} if path.name == "mesh.py" else set()  # load_mesh reads the one file a person hands it
@@ -48,7 +61,9 @@ def test_the_audit_shares_nothing_with_the_engine() -> None:
             assert top[0] != "services" or top[1] in ("audit",), f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.name not in ("__init__.py", "__main__.py")], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p.name not in ("__init__.py", "__main__.py")], ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_a_file_opens_with_what_it_computes(path: Path) -> None:
     doc = ast.get_docstring(ast.parse(path.read_text()))
     assert doc, "no docstring"

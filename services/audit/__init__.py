@@ -27,7 +27,8 @@ def run_audit(
     memory: str = DEFAULT_MEMORY,
     progress: Callable[[str], None] = print,
 ) -> "list[Verdict]":
-    """Audit one query, or all of them, and write the report. `cut`: {"from": offsets, "to": offsets}, either may be left out."""
+    """Audit one query, or all of them, and write the report. `cut`: {"from": offsets, "to": offsets}, either may be
+    left out."""
     from services.audit.run import run
 
     return run(mesh, query, cut=cut, report_dir=report_dir, master=master, memory=memory, progress=progress)
@@ -36,11 +37,28 @@ def run_audit(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `joinmesh audit`, apart from -f."""
     parser.add_argument("--query", metavar="Q", help="audit this query only (default: all of the mesh file)")
-    parser.add_argument("--report", metavar="DIR", type=Path, help="where audit.json and audit.html go (default: .joinmesh/audit beside the mesh file)")
+    parser.add_argument(
+        "--report",
+        metavar="DIR",
+        type=Path,
+        help="where audit.json and audit.html go (default: .joinmesh/audit beside the mesh file)",
+    )
     parser.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s, this machine)")
     parser.add_argument("--memory", default=DEFAULT_MEMORY, help="memory of Spark's driver (default: %(default)s)")
-    parser.add_argument("--from", dest="cut_from", metavar="FILE", type=Path, help="start of the cut: JSON {topic: {partition: offset}}, or an earlier audit.json")
-    parser.add_argument("--to", dest="cut_to", metavar="FILE", type=Path, help="end of the cut, in the same form (default: the end of each topic now)")
+    parser.add_argument(
+        "--from",
+        dest="cut_from",
+        metavar="FILE",
+        type=Path,
+        help="start of the cut: JSON {topic: {partition: offset}}, or an earlier audit.json",
+    )
+    parser.add_argument(
+        "--to",
+        dest="cut_to",
+        metavar="FILE",
+        type=Path,
+        help="end of the cut, in the same form (default: the end of each topic now)",
+    )
 
 
 def main(args: argparse.Namespace, mesh: Mesh) -> int:

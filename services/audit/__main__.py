@@ -9,7 +9,9 @@ from services.audit import add_arguments, main
 
 
 def run() -> int:
-    parser = argparse.ArgumentParser(prog="python -m services.audit", description="Prove a mesh's results from the log.")
+    parser = argparse.ArgumentParser(
+        prog="python -m services.audit", description="Prove a mesh's results from the log."
+    )
     parser.add_argument("-f", "--file", default="mesh.yaml", help="the mesh file (default: %(default)s)")
     add_arguments(parser)
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 """What Spark's Python workers do with Arrow batches of Kafka records: events, results and notices to typed columns.
 
-Invariant: one row in, one row out, in the same order; what cannot be read is marked, never dropped. Lateness is decided here,
-because it is a function of a partition's rows in offset order and of nothing else.
+Invariant: one row in, one row out, in the same order; what cannot be read is marked, never dropped. Lateness is decided
+here, because it is a function of a partition's rows in offset order and of nothing else.
 
 Functions of this file and of `decode` travel to the workers by value (`session.ship`), so a cluster's workers need
 nothing of ours installed, only pyarrow.
@@ -16,8 +16,16 @@ import pyarrow as pa
 from services.audit.decode import CONVERT, Broken, Value, event_decoder, parse_object, table_decoder
 
 OK, LATE, BROKEN = "ok", "late", "broken"
-DELETED, REPLACED = "deleted", "replaced"  # of a table: a record that takes its key away, and one with a later of its key
-ARROW: dict[str, pa.DataType] = {"int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(), "string": pa.string(), "timestamp": pa.int64()}
+# of a table: a record that takes its key away, and one with a later of its key
+DELETED = "deleted"
+REPLACED = "replaced"
+ARROW: dict[str, pa.DataType] = {
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "bool": pa.bool_(),
+    "string": pa.string(),
+    "timestamp": pa.int64(),
+}
 Batches = Iterator["pa.RecordBatch"]
 
 
@@ -41,7 +49,16 @@ def event_mapper(fields: Mapping[str, str], event_time: str, lateness_ms: int) -
 
     A task reads whole source partitions in offset order, so the largest earlier ts is known when a row is met.
     """
-    schema = _schema({"#partition": pa.int32(), "#offset": pa.int64(), "#ts": pa.int64(), "#status": pa.string(), "#reason": pa.string()}, fields)
+    schema = _schema(
+        {
+            "#partition": pa.int32(),
+            "#offset": pa.int64(),
+            "#ts": pa.int64(),
+            "#status": pa.string(),
+            "#reason": pa.string(),
+        },
+        fields,
+    )
     width = len(fields)
     nothing: list[Value] = [None] * width
 
@@ -77,8 +94,18 @@ def event_mapper(fields: Mapping[str, str], event_time: str, lateness_ms: int) -
 
 
 def table_mapper(fields: Mapping[str, str], key: str) -> Callable[[Batches], Batches]:
-    """Spark batches of (partition, offset, key, value) of a static table to the columns of `event_mapper`; which row is a key's last is found later."""
-    schema = _schema({"#partition": pa.int32(), "#offset": pa.int64(), "#ts": pa.int64(), "#status": pa.string(), "#reason": pa.string()}, fields)
+    """Spark batches of (partition, offset, key, value) of a static table to the columns of `event_mapper`; which row is
+    a key's last is found later."""
+    schema = _schema(
+        {
+            "#partition": pa.int32(),
+            "#offset": pa.int64(),
+            "#ts": pa.int64(),
+            "#status": pa.string(),
+            "#reason": pa.string(),
+        },
+        fields,
+    )
 
     def run(batches: Batches) -> Batches:
         _forget_jars()
@@ -119,7 +146,9 @@ def inside_cut(id: str, streams: tuple[str, ...], cut: Cut) -> bool:
     for part, stream in zip(parts, streams, strict=True):
         name, _, rest = part.partition(":")
         partition, _, offset = rest.partition(":")
-        if name != stream or not (partition.isdecimal() and partition.isascii() and offset.isdecimal() and offset.isascii()):
+        if name != stream or not (
+            partition.isdecimal() and partition.isascii() and offset.isdecimal() and offset.isascii()
+        ):
             return True  # not an id of this query at all: it must be judged, as extra
         begin, end = cut[stream].get(int(partition), (0, -1))
         inside = inside and (end < 0 or begin <= int(offset) < end)
@@ -127,7 +156,8 @@ def inside_cut(id: str, streams: tuple[str, ...], cut: Cut) -> bool:
 
 
 def result_mapper(columns: Mapping[str, str], streams: tuple[str, ...], cut: Cut) -> Callable[[Batches], Batches]:
-    """Spark batches of (key, value, time) to (#id, #time, #problem, #inside, columns…). A value that does not decode is a #problem."""
+    """Spark batches of (key, value, time) to (#id, #time, #problem, #inside, columns…). A value that does not decode is
+    a #problem."""
     schema = _schema({"#id": pa.string(), "#time": pa.int64(), "#problem": pa.string(), "#inside": pa.bool_()}, columns)
     place = {name: (i, CONVERT[kind]) for i, (name, kind) in enumerate(columns.items())}
 
@@ -172,7 +202,14 @@ def notice_mapper(name: str) -> Callable[[Batches], Batches]:
 
     `name` is the key that says where the event came from: "stream" in the late topic, "topic" in the dead one.
     """
-    kinds = {name: "string", "partition": "int64", "offset": "int64", "ts": "int64", "reason": "string", "watermark": "int64"}
+    kinds = {
+        name: "string",
+        "partition": "int64",
+        "offset": "int64",
+        "ts": "int64",
+        "reason": "string",
+        "watermark": "int64",
+    }
     columns = ["#name", "#partition", "#offset", "#ts", "#reason", "#watermark"]
     schema = _schema({}, dict(zip(columns, kinds.values(), strict=True)))
 

@@ -1,7 +1,7 @@
 """Expected against found: by id, by value, by time.
 
-Invariant: every record of the results topic and every expected row is counted in exactly one place: right, missing, extra,
-duplicate (a surplus repeat), wrong, or outside the cut.
+Invariant: every record of the results topic and every expected row is counted in exactly one place: right, missing,
+extra, duplicate (a surplus repeat), wrong, or outside the cut.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,10 @@ from services.audit.verdict import SAMPLES, Interval
 
 MAX_INTERVALS = 60
 NICE_MS = [n * unit for unit in (1, 10, 100) for n in (1, 2, 5)] + [
-    n * unit for unit, steps in ((1_000, (1, 2, 5, 10, 15, 30)), (60_000, (1, 2, 5, 10, 15, 30)), (3_600_000, (1, 2, 3, 6, 12)))
+    n * unit
+    for unit, steps in ((1_000, (1, 2, 5, 10, 15, 30)), (60_000, (1, 2, 5, 10, 15, 30)), (3_600_000, (1, 2, 3, 6, 12)))
     for n in steps
-]  # fmt: skip
+]
 DAY_MS = 86_400_000
 
 
@@ -36,20 +37,40 @@ def read_results(spark: SparkSession, mesh: Mesh, log: Range, topic: str, scanne
         return empty(spark, schema)
     streams = tuple(source.stream for source in scanned.sources)
     # A table is judged whole: a result with a row behind its cut is not outside, it is wrong.
-    cut = {stream: log.of(mesh.streams[stream].topic) if mesh.streams[stream].table is None else {} for stream in streams}
+    cut = {
+        stream: log.of(mesh.streams[stream].topic) if mesh.streams[stream].table is None else {} for stream in streams
+    }
     frame = kafka.select("key", "value", F.expr("unix_millis(timestamp)").alias("time"))
     return map_in_arrow(frame, result_mapper(truth.columns, streams, cut), schema)
 
 
 def compare(expected: DataFrame, found: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """One row per id: #id, #time, #expected (bool), #found (records), #outside (records), #wrong (what differs), and the digests' parts."""
-    left = expected.select("#id", F.col("#time").alias("e_time"), F.struct(*_columns(columns)).alias("e"), F.lit(True).alias("is_expected"), *hashes(columns, "e"))
+    """One row per id: #id, #time, #expected (bool), #found (records), #outside (records), #wrong (what differs), and
+    the digests' parts."""
+    left = expected.select(
+        "#id",
+        F.col("#time").alias("e_time"),
+        F.struct(*_columns(columns)).alias("e"),
+        F.lit(True).alias("is_expected"),
+        *hashes(columns, "e"),
+    )
     inside = F.when(F.col("#inside"), F.lit(True))
-    right = found.select("#id", F.col("#time").alias("f_time"), F.struct(*_columns(columns)).alias("f"), "#problem", inside.alias("is_found"), *hashes(columns, "f"))
+    right = found.select(
+        "#id",
+        F.col("#time").alias("f_time"),
+        F.struct(*_columns(columns)).alias("f"),
+        "#problem",
+        inside.alias("is_found"),
+        *hashes(columns, "f"),
+    )
     both = left.join(right, "#id", "full_outer")
-    differs = [F.when(~F.col(f"e.{spark_name(c)}").eqNullSafe(_found_value(c, kind)), F.lit(c)) for c, kind in columns.items()]
+    differs = [
+        F.when(~F.col(f"e.{spark_name(c)}").eqNullSafe(_found_value(c, kind)), F.lit(c)) for c, kind in columns.items()
+    ]
     named = F.concat_ws(", ", F.when(F.col("e_time") != F.col("f_time"), F.lit("(time)")), *differs)
-    wrong = F.when(F.col("is_expected") & F.col("is_found"), F.coalesce(F.concat(F.lit("(unreadable) "), "#problem"), named))
+    wrong = F.when(
+        F.col("is_expected") & F.col("is_found"), F.coalesce(F.concat(F.lit("(unreadable) "), "#problem"), named)
+    )
     rows = both.withColumn("wrong", F.nullif(wrong, F.lit("")))
     there = F.col("is_found").isNotNull()
     return rows.groupBy("#id").agg(
@@ -64,14 +85,18 @@ def compare(expected: DataFrame, found: DataFrame, columns: Mapping[str, str]) -
 
 
 def hashes(columns: Mapping[str, str], prefix: str) -> list[Column]:
-    """Two 60-bit pieces of the SHA-256 of a row: summed modulo 2^64 they name a multiset of rows whatever their order."""
+    """Two 60-bit pieces of the SHA-256 of a row: summed modulo 2^64 they name a multiset of rows whatever their
+    order."""
     parts = [F.col("#id"), F.col("#time").cast("string")]
     for name, kind in columns.items():
         column = F.col(spark_name(name))
         column = column + F.lit(0.0) if kind == "float64" else column
         parts.append(F.coalesce(F.concat(F.lit("="), column.cast("string")), F.lit("null")))
     sha = F.sha2(F.concat_ws("\x1f", *parts), 256)
-    return [F.conv(F.substring(sha, start, 15), 16, 10).cast("bigint").alias(f"{prefix}{i}") for i, start in enumerate((1, 16))]
+    return [
+        F.conv(F.substring(sha, start, 15), 16, 10).cast("bigint").alias(f"{prefix}{i}")
+        for i, start in enumerate((1, 16))
+    ]
 
 
 def _columns(columns: Mapping[str, str]) -> list[Column]:
@@ -114,16 +139,28 @@ class Summary:
 
 
 def summarize(merged: DataFrame, width: int, first: int, last: int) -> Summary:
-    """All counts in one pass, per interval. The times of right results lie in [first, last]; others are put at the edge they are beyond."""
+    """All counts in one pass, per interval. The times of right results lie in [first, last]; others are put at the edge
+    they are beyond."""
     there, asked, bad = F.col("#found") > 0, F.col("#expected"), F.col("#wrong").isNotNull()
     time = F.greatest(F.lit(first), F.least(F.lit(last), F.col("#time")))
     counts = {
-        "expected": F.count_if(asked), "found": F.sum("#found"), "right": F.count_if(asked & there & ~bad), "missing": F.count_if(asked & ~there),
-        "wrong": F.count_if(bad), "extra": F.count_if(~asked & there), "duplicate": F.sum(F.when(there, F.col("#found") - 1)), "outside": F.sum("#outside"),
-        "e0": F.sum("e0"), "e1": F.sum("e1"), "f0": F.sum("f0"), "f1": F.sum("f1"),
-    }  # fmt: skip
+        "expected": F.count_if(asked),
+        "found": F.sum("#found"),
+        "right": F.count_if(asked & there & ~bad),
+        "missing": F.count_if(asked & ~there),
+        "wrong": F.count_if(bad),
+        "extra": F.count_if(~asked & there),
+        "duplicate": F.sum(F.when(there, F.col("#found") - 1)),
+        "outside": F.sum("#outside"),
+        "e0": F.sum("e0"),
+        "e1": F.sum("e1"),
+        "f0": F.sum("f0"),
+        "f1": F.sum("f1"),
+    }
     slot = F.floor(time / F.lit(width)).cast("bigint")
-    grouped = merged.groupBy(slot.alias("slot")).agg(*[F.coalesce(column, F.lit(0)).alias(name) for name, column in counts.items()])
+    grouped = merged.groupBy(slot.alias("slot")).agg(
+        *[F.coalesce(column, F.lit(0)).alias(name) for name, column in counts.items()]
+    )
     rows = sorted(grouped.collect(), key=lambda row: int(row["slot"]))
     total = {name: sum(int(row[name]) for row in rows) for name in counts}
     shown = [r for r in rows if r["expected"] or r["extra"]]
@@ -131,7 +168,10 @@ def summarize(merged: DataFrame, width: int, first: int, last: int) -> Summary:
         **{name: total[name] for name in ("expected", "found", "missing", "extra", "duplicate", "wrong", "outside")},
         digest_expected=digest(total["expected"], total["e0"], total["e1"]),
         digest_found=digest(total["found"], total["f0"], total["f1"]),
-        intervals=tuple(Interval(int(r["slot"]) * width, r["expected"], r["right"], r["missing"], r["wrong"], r["extra"]) for r in shown),
+        intervals=tuple(
+            Interval(int(r["slot"]) * width, r["expected"], r["right"], r["missing"], r["wrong"], r["extra"])
+            for r in shown
+        ),
     )
 
 
@@ -145,28 +185,47 @@ def digest(count: int, *sums: int) -> str:
 
 def samples(merged: DataFrame, expected: DataFrame, found: DataFrame) -> dict[str, list[dict[str, Any]]]:
     """The first few ids of each kind of difference, with what was expected and what was found."""
-    kinds = {"missing": "`#expected` AND `#found` = 0", "extra": "NOT `#expected` AND `#found` > 0", "duplicate": "`#found` > 1", "wrong": "`#wrong` IS NOT NULL"}
+    kinds = {
+        "missing": "`#expected` AND `#found` = 0",
+        "extra": "NOT `#expected` AND `#found` > 0",
+        "duplicate": "`#found` > 1",
+        "wrong": "`#wrong` IS NOT NULL",
+    }
     named = F.array_compact(F.array(*[F.when(F.expr(test), F.lit(kind)) for kind, test in kinds.items()]))
     place = F.row_number().over(Window.partitionBy("kind").orderBy("#time", "#id"))
-    picked = merged.select("*", F.explode(named).alias("kind")).withColumn("place", place).where(F.col("place") <= SAMPLES)
+    picked = (
+        merged.select("*", F.explode(named).alias("kind")).withColumn("place", place).where(F.col("place") <= SAMPLES)
+    )
     rows = sorted(picked.collect(), key=lambda row: int(row["place"]))
     ids = sorted({row["#id"] for row in rows})
     truth, records = _values(expected, ids), _values(found.where("`#inside`"), ids)
     chosen: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         id = row["#id"]
-        sample = {"id": id, "records": row["#found"], "differs": row["#wrong"], "expected": truth.get(id, [None])[0], "found": records.get(id, [])}
+        sample = {
+            "id": id,
+            "records": row["#found"],
+            "differs": row["#wrong"],
+            "expected": truth.get(id, [None])[0],
+            "found": records.get(id, []),
+        }
         chosen.setdefault(row["kind"], []).append(sample)
     return chosen
 
 
 def wrong_columns(merged: DataFrame) -> dict[str, int]:
-    return {row["#wrong"]: row["count"] for row in merged.where("`#wrong` IS NOT NULL").groupBy("#wrong").count().collect()}
+    return {
+        row["#wrong"]: row["count"] for row in merged.where("`#wrong` IS NOT NULL").groupBy("#wrong").count().collect()
+    }
 
 
 def _values(frame: DataFrame, ids: list[str]) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for row in frame.where(F.col("#id").isin(ids)).limit(10 * len(ids)).collect() if ids else []:
-        values = {k.replace("#", ""): v for k, v in row.asDict().items() if k not in ("#id", "#inside") and not (k == "#problem" and v is None)}
+        values = {
+            k.replace("#", ""): v
+            for k, v in row.asDict().items()
+            if k not in ("#id", "#inside") and not (k == "#problem" and v is None)
+        }
         found.setdefault(row["#id"], []).append(values)
     return found

@@ -1,4 +1,5 @@
-"""Bytes of a record to typed values, strictly, with nothing but Python's own json. Written from the specification, not from the engine.
+"""Bytes of a record to typed values, strictly, with nothing but Python's own json. Written from the specification, not
+from the engine.
 
 Invariant: a record either decodes to exactly one row or is broken with one reason; nothing is repaired or guessed.
 """
@@ -18,7 +19,8 @@ EVENT_TIME_MIN, EVENT_TIME_MAX = 1, 253_402_300_799_999  # up to the last millis
 
 _EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 _RFC3339 = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]+))?(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))"
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt"
+    r" ]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]+))?(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))"
 )
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 
@@ -36,7 +38,9 @@ def _constant(text: str) -> Any:
 
 
 def _integer(text: str) -> int | float:
-    return int(text) if len(text) < 4000 else float(text)  # Python refuses to parse longer integers; far outside int64 anyway
+    return (
+        int(text) if len(text) < 4000 else float(text)
+    )  # Python refuses to parse longer integers; far outside int64 anyway
 
 
 class _Json(json.JSONDecoder):
@@ -74,7 +78,8 @@ def parse_object(value: bytes | None) -> list[tuple[str, Any]]:
 
 
 def _check_surrogates(text: str) -> None:
-    """Half of a surrogate pair is no character. In valid JSON a backslash stands only inside strings, so escapes can be walked."""
+    """Half of a surrogate pair is no character. In valid JSON a backslash stands only inside strings, so escapes can be
+    walked."""
     high_ends = -1  # where an unpaired high surrogate ended
     for match in _ESCAPE.finditer(text):
         code = int(match[1], 16) if match[1] else 0
@@ -141,12 +146,19 @@ def to_timestamp(value: Any) -> int:
 
 
 CONVERT: dict[str, Callable[[Any], Value]] = {
-    "int64": to_int64, "float64": to_float64, "bool": to_bool, "string": to_string, "timestamp": to_timestamp,
-}  # fmt: skip
+    "int64": to_int64,
+    "float64": to_float64,
+    "bool": to_bool,
+    "string": to_string,
+    "timestamp": to_timestamp,
+}
 
 
-def table_decoder(fields: Mapping[str, str], key: str) -> Callable[[bytes | None, bytes | None], tuple[bool, list[Value]]]:
-    """A function from a record's key and value to (whether it is a row, the declared fields in order); it raises Broken.
+def table_decoder(
+    fields: Mapping[str, str], key: str
+) -> Callable[[bytes | None, bytes | None], tuple[bool, list[Value]]]:
+    """A function from a record's key and value to (whether it is a row, the declared fields in order); it raises
+    Broken.
 
     A record without a value deletes the table's key that its own key names: the text itself, or the digits of an int64.
     """

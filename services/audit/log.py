@@ -1,7 +1,7 @@
 """The log as the audit sees it: which offsets it covers, and the topics between those offsets as Spark frames.
 
-Invariant: the offsets are asked for once, at the start; everything after reads exactly that range, so a report names the data
-it is about and can be repeated. Only committed records are read.
+Invariant: the offsets are asked for once, at the start; everything after reads exactly that range, so a report names
+the data it is about and can be repeated. Only committed records are read.
 """
 
 import json
@@ -25,8 +25,8 @@ TIMEOUT_S = 15.0
 
 @dataclass(frozen=True)
 class Range:
-    """What is read of each topic: [begin, end). Of a source topic `cut_from` may be later than `begin`: events before it are
-    read because lateness depends on them, but they join nothing."""
+    """What is read of each topic: [begin, end). Of a source topic `cut_from` may be later than `begin`: events before
+    it are read because lateness depends on them, but they join nothing."""
 
     begin: Offsets
     cut_from: Offsets
@@ -47,7 +47,15 @@ def take_range(mesh: Mesh, needed: Iterable[str], optional: Iterable[str], cut: 
 
     A cut taken from an earlier report may name results of other queries: those are not this audit's business.
     """
-    consumer = Consumer({**mesh.kafka, "group.id": f"{mesh.name}.audit", "enable.auto.commit": False, "isolation.level": "read_committed", "log_level": 0})  # fmt: skip
+    consumer = Consumer(
+        {
+            **mesh.kafka,
+            "group.id": f"{mesh.name}.audit",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "log_level": 0,
+        }
+    )
     try:
         known = consumer.list_topics(timeout=TIMEOUT_S).topics
         begin: Offsets = {}
@@ -58,19 +66,26 @@ def take_range(mesh: Mesh, needed: Iterable[str], optional: Iterable[str], cut: 
                 if topic in required:
                     raise TopicError(f"topic {topic} is not on {mesh.bootstrap}: there is nothing to audit until it is")
                 continue
-            bounds = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=TIMEOUT_S) for p in known[topic].partitions}
+            bounds = {
+                p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=TIMEOUT_S)
+                for p in known[topic].partitions
+            }
             begin[topic] = {p: low for p, (low, _) in sorted(bounds.items())}
             end[topic] = {p: high for p, (_, high) in sorted(bounds.items())}
     except KafkaException as error:
         raise MachineError(f"no answer from Kafka at {mesh.bootstrap}: {error.args[0].str()}") from None
     finally:
         consumer.close()
-    cut = {side: {t: o for t, o in offsets.items() if t in begin or not t.startswith(f"{mesh.name}.")} for side, offsets in (cut or {}).items()}
+    cut = {
+        side: {t: o for t, o in offsets.items() if t in begin or not t.startswith(f"{mesh.name}.")}
+        for side, offsets in (cut or {}).items()
+    }
     return Range(begin, _within(begin, end, cut.get("from"), begin), _within(begin, end, cut.get("to"), end))
 
 
 def end_tables(mesh: Mesh, tables: Iterable[str], log: Range, history: Iterable[Mapping[str, Any]]) -> Range:
-    """The range with each static table from its beginning to the cut on record in the control topic, whatever cut was asked for."""
+    """The range with each static table from its beginning to the cut on record in the control topic, whatever cut was
+    asked for."""
     recorded: dict[str, Mapping[str, int]] = {}
     for entry in history:
         for table, cut in (entry["message"].get("table_cuts") or {}).items():
@@ -79,7 +94,9 @@ def end_tables(mesh: Mesh, tables: Iterable[str], log: Range, history: Iterable[
     for table in tables:
         topic = mesh.streams[table].topic
         if table not in recorded:
-            raise TopicError(f"no plan in {mesh.name}.control says where table {table} ends: run the mesh before it is audited")
+            raise TopicError(
+                f"no plan in {mesh.name}.control says where table {table} ends: run the mesh before it is audited"
+            )
         start[topic] = dict(log.begin[topic])
         end[topic] = {p: max(begin, int(recorded[table][str(p)])) for p, begin in log.begin[topic].items()}
     return Range(log.begin, start, end)
@@ -94,7 +111,10 @@ def _within(begin: Offsets, end: Offsets, asked: Mapping[str, Mapping[Any, int]]
             if topic not in found or p not in found[topic]:
                 raise TopicError(f"the cut names {topic} partition {p}, which is not there")
             if not begin[topic][p] <= offset <= end[topic][p]:
-                raise TopicError(f"the cut asks for offset {offset} of {topic} partition {p}, but the log holds {begin[topic][p]} to {end[topic][p]}")
+                raise TopicError(
+                    f"the cut asks for offset {offset} of {topic} partition {p}, but the log holds {begin[topic][p]} to"
+                    f" {end[topic][p]}"
+                )
             found[topic][p] = offset
     return found
 
@@ -104,15 +124,20 @@ def read_cut_file(file: Path, side: str) -> dict[str, dict[str, int]]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         offsets = data["cut"][side] if "cut" in data else data
-        return {str(topic): {str(int(p)): int(o) for p, o in partitions.items()} for topic, partitions in offsets.items()}
+        return {
+            str(topic): {str(int(p)): int(o) for p, o in partitions.items()} for topic, partitions in offsets.items()
+        }
     except OSError as error:
         raise JoinmeshError(f"cannot read the cut file {file}: {error.strerror}") from None
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise JoinmeshError(f"{file} is no offset cut: write {{\"topic\": {{\"0\": 17}}}}, or pass an earlier report") from None
+        raise JoinmeshError(
+            f'{file} is no offset cut: write {{"topic": {{"0": 17}}}}, or pass an earlier report'
+        ) from None
 
 
 def read_topic(spark: SparkSession, mesh: Mesh, log: Range, topic: str) -> DataFrame | None:
-    """Spark's Kafka frame of the topic between its offsets, one task per partition in offset order; None when it is not there or empty."""
+    """Spark's Kafka frame of the topic between its offsets, one task per partition in offset order; None when it is not
+    there or empty."""
     if topic not in log.begin or all(log.begin[topic][p] >= end for p, end in log.end[topic].items()):
         return None
     offsets = {"startingOffsets": log.begin[topic], "endingOffsets": log.end[topic]}
@@ -122,10 +147,20 @@ def read_topic(spark: SparkSession, mesh: Mesh, log: Range, topic: str) -> DataF
 
 
 def control_history(mesh: Mesh, topic: str, log: Range) -> list[dict[str, Any]]:
-    """The distinct JSON values of the control topic in time order: it is written whole to every partition, so each stands there several times."""
+    """The distinct JSON values of the control topic in time order: it is written whole to every partition, so each
+    stands there several times."""
     if topic not in log.begin:
         return []
-    consumer = Consumer({**mesh.kafka, "group.id": f"{mesh.name}.audit", "enable.auto.commit": False, "enable.partition.eof": True, "isolation.level": "read_committed", "log_level": 0})  # fmt: skip
+    consumer = Consumer(
+        {
+            **mesh.kafka,
+            "group.id": f"{mesh.name}.audit",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "log_level": 0,
+        }
+    )
     seen: dict[str, dict[str, Any]] = {}
     try:
         waiting = {p for p in log.begin[topic] if log.begin[topic][p] < log.end[topic][p]}
@@ -151,7 +186,11 @@ def _remember(seen: dict[str, dict[str, Any]], value: bytes | None, time: int) -
         return
     key = json.dumps(document, sort_keys=True)
     if isinstance(document, dict) and (key not in seen or time < seen[key]["time"]):
-        seen[key] = {"time": time, **{k: document[k] for k in ("epoch", "query", "tree") if k in document}, "message": document}
+        seen[key] = {
+            "time": time,
+            **{k: document[k] for k in ("epoch", "query", "tree") if k in document},
+            "message": document,
+        }
 
 
 def publish(mesh: Mesh, topic: str, record: Mapping[str, Any]) -> None:
@@ -162,6 +201,8 @@ def publish(mesh: Mesh, topic: str, record: Mapping[str, Any]) -> None:
         admin = AdminClient(dict(mesh.kafka))
         made = admin.create_topics([NewTopic(topic, 1, config={"retention.ms": "-1"})])
         made[topic].result(TIMEOUT_S)
-    producer.produce(topic, json.dumps(record).encode(), on_delivery=lambda error, _: failures.append(error.str()) if error else None)
+    producer.produce(
+        topic, json.dumps(record).encode(), on_delivery=lambda error, _: failures.append(error.str()) if error else None
+    )
     if producer.flush(TIMEOUT_S) > 0 or failures:
         raise MachineError(f"the audit's record did not reach {topic}: {(failures or ['no answer'])[0]}")

@@ -1,7 +1,8 @@
-"""The late and dead topics against the log: does each event that was set aside have its notice, and each notice its event?
+"""The late and dead topics against the log: does each event that was set aside have its notice, and each notice its
+event?
 
-Invariant: notices are compared as a set of (stream or topic, partition, offset), because those topics are written at least once.
-Only notices about events inside the cut count.
+Invariant: notices are compared as a set of (stream or topic, partition, offset), because those topics are written at
+least once. Only notices about events inside the cut count.
 """
 
 from collections.abc import Mapping
@@ -44,7 +45,9 @@ class Streams:
     last_ms: int
 
 
-def judge_streams(spark: SparkSession, mesh: Mesh, log: Range, events: Mapping[str, DataFrame], notices: Notices) -> Streams:
+def judge_streams(
+    spark: SparkSession, mesh: Mesh, log: Range, events: Mapping[str, DataFrame], notices: Notices
+) -> Streams:
     """Counts of every stream's events within the cut, and the differences between those set aside and their notices."""
     inside = {name: frame.where(in_cut(log, mesh.streams[name].topic)) for name, frame in events.items()}
     counts, first_ms, last_ms = _status_counts(inside)
@@ -53,16 +56,31 @@ def judge_streams(spark: SparkSession, mesh: Mesh, log: Range, events: Mapping[s
     for name in events:
         topic = mesh.streams[name].topic
         mine = counts.get(name, {})
-        per_status = {status: sum(n for (s, _), n in mine.items() if s == status) for status in (OK, LATE, IDLE, BROKEN)}
+        per_status = {
+            status: sum(n for (s, _), n in mine.items() if s == status) for status in (OK, LATE, IDLE, BROKEN)
+        }
         late, dead = differences.get(("late", name), _Difference()), differences.get(("dead", topic), _Difference())
-        samples = {"late events missing": late.unnoticed, "late events unexpected": late.unfounded, "dead letters missing": dead.unnoticed, "dead letters unexpected": dead.unfounded}  # fmt: skip
+        samples = {
+            "late events missing": late.unnoticed,
+            "late events unexpected": late.unfounded,
+            "dead letters missing": dead.unnoticed,
+            "dead letters unexpected": dead.unfounded,
+        }
         found[name] = StreamVerdict(
-            stream=name, topic=topic, records=sum(mine.values()), usable=per_status[OK], late=per_status[LATE], idle=per_status[IDLE],
-            broken=per_status[BROKEN], late_missing=late.missing, late_unexpected=late.unexpected,
-            dead_missing=dead.missing, dead_unexpected=dead.unexpected,
+            stream=name,
+            topic=topic,
+            records=sum(mine.values()),
+            usable=per_status[OK],
+            late=per_status[LATE],
+            idle=per_status[IDLE],
+            broken=per_status[BROKEN],
+            late_missing=late.missing,
+            late_unexpected=late.unexpected,
+            dead_missing=dead.missing,
+            dead_unexpected=dead.unexpected,
             reasons={str(reason): n for (status, reason), n in sorted(mine.items(), key=str) if status == BROKEN},
             samples={kind: some for kind, some in samples.items() if some},
-        )  # fmt: skip
+        )
     return Streams(found, first_ms, last_ms)
 
 
@@ -90,20 +108,28 @@ class _Difference:
     unfounded: list[str] = field(default_factory=list)
 
 
-def _differences(spark: SparkSession, mesh: Mesh, log: Range, inside: Mapping[str, DataFrame], notices: Notices) -> dict[tuple[str, str], _Difference]:
+def _differences(
+    spark: SparkSession, mesh: Mesh, log: Range, inside: Mapping[str, DataFrame], notices: Notices
+) -> dict[tuple[str, str], _Difference]:
     aside = _set_aside(mesh, inside).withColumn("is_event", F.lit(True))
     noted = _noted(spark, mesh, log, inside, notices).withColumn("is_notice", F.lit(True))
     both = aside.join(noted, KEYS, "full_outer")
     unnoticed, unfounded = F.col("is_notice").isNull(), F.col("is_event").isNull()
     where = F.concat_ws(":", F.coalesce("#partition", F.lit(-1)), F.coalesce("#offset", F.lit(-1)))
-    rows = both.where(unnoticed | unfounded).groupBy("kind", "#name").agg(
-        F.count_if(unnoticed).alias("missing"),
-        F.count_if(unfounded).alias("unexpected"),
-        F.slice(F.collect_list(F.when(unnoticed, where)), 1, SAMPLES).alias("unnoticed"),
-        F.slice(F.collect_list(F.when(unfounded, where)), 1, SAMPLES).alias("unfounded"),
-    )  # fmt: skip
+    rows = (
+        both.where(unnoticed | unfounded)
+        .groupBy("kind", "#name")
+        .agg(
+            F.count_if(unnoticed).alias("missing"),
+            F.count_if(unfounded).alias("unexpected"),
+            F.slice(F.collect_list(F.when(unnoticed, where)), 1, SAMPLES).alias("unnoticed"),
+            F.slice(F.collect_list(F.when(unfounded, where)), 1, SAMPLES).alias("unfounded"),
+        )
+    )
     return {
-        (r["kind"], r["#name"]): _Difference(r["missing"], r["unexpected"], sorted(r["unnoticed"]), sorted(r["unfounded"]))
+        (r["kind"], r["#name"]): _Difference(
+            r["missing"], r["unexpected"], sorted(r["unnoticed"]), sorted(r["unfounded"])
+        )
         for r in rows.collect()
     }
 
@@ -113,25 +139,39 @@ def _set_aside(mesh: Mesh, inside: Mapping[str, DataFrame]) -> DataFrame:
     parts = []
     for name, frame in inside.items():
         keys = [F.col("#partition").cast("bigint").alias("#partition"), F.col("#offset")]
-        parts.append(frame.where(F.col("#status").isin(LATE, IDLE)).select(F.lit("late").alias("kind"), F.lit(name).alias("#name"), *keys))
+        parts.append(
+            frame.where(F.col("#status").isin(LATE, IDLE)).select(
+                F.lit("late").alias("kind"), F.lit(name).alias("#name"), *keys
+            )
+        )
         broken = frame.where(F.col("#status") == BROKEN)
         parts.append(broken.select(F.lit("dead").alias("kind"), F.lit(mesh.streams[name].topic).alias("#name"), *keys))
     return reduce(DataFrame.unionAll, parts).distinct()
 
 
 def _noted(spark: SparkSession, mesh: Mesh, log: Range, inside: Mapping[str, DataFrame], notices: Notices) -> DataFrame:
-    names = {("late", name): mesh.streams[name].topic for name in inside} | {("dead", mesh.streams[n].topic): mesh.streams[n].topic for n in inside}
+    names = {("late", name): mesh.streams[name].topic for name in inside} | {
+        ("dead", mesh.streams[n].topic): mesh.streams[n].topic for n in inside
+    }
     bounds = spark.createDataFrame(
-        [(kind, name, p, low, high) for (kind, name), topic in names.items() for p, (low, high) in log.of(topic).items()],
+        [
+            (kind, name, p, low, high)
+            for (kind, name), topic in names.items()
+            for p, (low, high) in log.of(topic).items()
+        ],
         "kind string, `#name` string, `#partition` bigint, low bigint, high bigint",
     )
     parts = [
-        frame.where(F.col("#name").isin([n for k, n in names if k == kind])).select(F.lit(kind).alias("kind"), "#name", "#partition", "#offset")
+        frame.where(F.col("#name").isin([n for k, n in names if k == kind])).select(
+            F.lit(kind).alias("kind"), "#name", "#partition", "#offset"
+        )
         for kind, frame in (("late", notices.late), ("dead", notices.dead))
         if frame is not None
     ]
     if not parts:
         return empty(spark, "kind string, `#name` string, `#partition` bigint, `#offset` bigint")
-    located = reduce(DataFrame.unionAll, parts).distinct().join(F.broadcast(bounds), ["kind", "#name", "#partition"], "left")
+    located = (
+        reduce(DataFrame.unionAll, parts).distinct().join(F.broadcast(bounds), ["kind", "#name", "#partition"], "left")
+    )
     known = F.col("low").isNull() | ((F.col("#offset") >= F.col("low")) & (F.col("#offset") < F.col("high")))
     return located.where(F.coalesce(known, F.lit(True))).select(*KEYS)

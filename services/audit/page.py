@@ -1,6 +1,7 @@
 """The audit as one self-contained HTML page: verdict, counts, plots, samples, proof. No script, no outside resource.
 
-Invariant: everything that came from the log or the mesh file is escaped; the page reads the same on paper, in light and in dark.
+Invariant: everything that came from the log or the mesh file is escaped; the page reads the same on paper, in light and
+in dark.
 """
 
 import json
@@ -53,11 +54,28 @@ def _tag(passed: bool) -> str:
 
 def _query(v: Verdict) -> str:
     cards = [("expected", v.expected, False), ("found", v.found, False)]
-    cards += [("missing", v.missing, True), ("extra", v.extra, True), ("duplicate", v.duplicate, True), ("wrong value", v.wrong, True)]
-    cells = "".join(f'<div class="card{" bad" if fault and n else ""}"><b>{n:,}</b><span class="soft">{name}</span></div>' for name, n, fault in cards)
-    recall = f'<div class="card{" bad" if v.recall < 1 else ""}"><b>{_percent(v.recall)}</b><span class="soft">recall</span></div>'
-    outside = f'<p class="soft">{v.outside:,} results hold an event outside the cut and were not judged.</p>' if v.outside else ""
-    wrong = "".join(f"<li>{n:,} differ in <code>{escape(columns)}</code></li>" for columns, n in v.wrong_columns.items())
+    cards += [
+        ("missing", v.missing, True),
+        ("extra", v.extra, True),
+        ("duplicate", v.duplicate, True),
+        ("wrong value", v.wrong, True),
+    ]
+    cells = "".join(
+        f'<div class="card{" bad" if fault and n else ""}"><b>{n:,}</b><span class="soft">{name}</span></div>'
+        for name, n, fault in cards
+    )
+    recall = (
+        f'<div class="card{" bad" if v.recall < 1 else ""}"><b>{_percent(v.recall)}</b><span'
+        ' class="soft">recall</span></div>'
+    )
+    outside = (
+        f'<p class="soft">{v.outside:,} results hold an event outside the cut and were not judged.</p>'
+        if v.outside
+        else ""
+    )
+    wrong = "".join(
+        f"<li>{n:,} differ in <code>{escape(columns)}</code></li>" for columns, n in v.wrong_columns.items()
+    )
     return f"""<section><h2>Query {escape(v.query)} {_tag(v.passed)}</h2><div class="cards">{cells}{recall}</div>{outside}
 {f"<ul>{wrong}</ul>" if wrong else ""}<pre>{escape(v.text.strip())}</pre>
 <h3>Recall per {_duration(v.interval_ms)} of result time</h3>{_recall_plot(v)}
@@ -68,12 +86,25 @@ def _query(v: Verdict) -> str:
 
 
 def _recall_plot(v: Verdict) -> str:
-    return _plot(v, 1.0, lambda i: [("good" if i.recall == 1 else "miss", i.recall)] if i.recall is not None else [], ("100%", "50%", "0%"))
+    return _plot(
+        v,
+        1.0,
+        lambda i: [("good" if i.recall == 1 else "miss", i.recall)] if i.recall is not None else [],
+        ("100%", "50%", "0%"),
+    )
 
 
 def _count_plot(v: Verdict) -> str:
     top = max([i.expected + i.extra for i in v.intervals], default=0) or 1
-    bars = lambda i: [("bar", i.right / top), ("miss", i.missing / top), ("wrong", i.wrong / top), ("mark", i.extra / top)]  # noqa: E731
+
+    def bars(i: Interval) -> list[tuple[str, float]]:
+        return [
+            ("bar", i.right / top),
+            ("miss", i.missing / top),
+            ("wrong", i.wrong / top),
+            ("mark", i.extra / top),
+        ]
+
     key = '<p class="soft">blue: right · red: missing · amber: wrong value · pale: extra</p>'
     return _plot(v, float(top), bars, (f"{top:,}", f"{top / 2:,.0f}", "0")) + key
 
@@ -85,45 +116,76 @@ def _plot(v: Verdict, top: float, bars: Any, labels: tuple[str, str, str]) -> st
     first, last = v.intervals[0].start_ms, v.intervals[-1].start_ms
     slots = (last - first) // v.interval_ms + 1
     step, plot = (WIDTH - LEFT) / slots, HEIGHT - BOTTOM - 10
-    shapes = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH}" y1="{10 + plot * f}" y2="{10 + plot * f}"/>' for f in (0, 0.5, 1)]
-    shapes += [f'<text x="{LEFT - 6}" y="{14 + plot * f}" text-anchor="end">{label}</text>' for f, label in zip((0, 0.5, 1), labels, strict=True)]
+    shapes = [
+        f'<line class="axis" x1="{LEFT}" x2="{WIDTH}" y1="{10 + plot * f}" y2="{10 + plot * f}"/>' for f in (0, 0.5, 1)
+    ]
+    shapes += [
+        f'<text x="{LEFT - 6}" y="{14 + plot * f}" text-anchor="end">{label}</text>'
+        for f, label in zip((0, 0.5, 1), labels, strict=True)
+    ]
     for interval in v.intervals:
         x, y = LEFT + (interval.start_ms - first) // v.interval_ms * step, 10.0 + plot
         for name, share in bars(interval):
             y -= share * plot
             if share > 0:
-                shapes.append(f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{max(step - 1, 0.7):.1f}" height="{share * plot:.1f}"><title>{escape(_tip(interval))}</title></rect>')
+                shapes.append(
+                    f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{max(step - 1, 0.7):.1f}"'
+                    f' height="{share * plot:.1f}"><title>{escape(_tip(interval))}</title></rect>'
+                )
     shapes.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">{_time(first)}</text>')
     shapes.append(f'<text x="{WIDTH}" y="{HEIGHT - 6}" text-anchor="end">{_time(last + v.interval_ms)}</text>')
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="per interval, at most {top:g}">{"".join(shapes)}</svg>'
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="per interval, at most'
+        f' {top:g}">{"".join(shapes)}</svg>'
+    )
 
 
 def _tip(i: Interval) -> str:
-    return f"{_time(i.start_ms)}: {i.expected:,} expected, {i.right:,} right, {i.missing:,} missing, {i.wrong:,} wrong, {i.extra:,} extra"
+    return (
+        f"{_time(i.start_ms)}: {i.expected:,} expected, {i.right:,} right, {i.missing:,} missing, {i.wrong:,} wrong,"
+        f" {i.extra:,} extra"
+    )
 
 
 def _samples(v: Verdict) -> str:
     blocks = []
     for kind, rows in v.samples.items():
         body = "".join(
-            f'<tr><td><code>{escape(row["id"])}</code></td><td class="text"><code>{_json(row["expected"])}</code></td><td class="text"><code>{_json(row["found"])}</code></td><td class="text">{escape(row["differs"] or "")}</td></tr>'
+            f"<tr><td><code>{escape(row['id'])}</code></td><td"
+            f' class="text"><code>{_json(row["expected"])}</code></td><td'
+            f' class="text"><code>{_json(row["found"])}</code></td><td'
+            f' class="text">{escape(row["differs"] or "")}</td></tr>'
             for row in rows
         )
-        head = '<tr><th>id</th><th class="text">expected</th><th class="text">found</th><th class="text">differs in</th></tr>'
-        blocks.append(f'<details open><summary>{escape(kind)}: the first {len(rows)}</summary><div class="scroll"><table>{head}{body}</table></div></details>')
+        head = (
+            '<tr><th>id</th><th class="text">expected</th><th class="text">found</th><th class="text">differs'
+            " in</th></tr>"
+        )
+        blocks.append(
+            f"<details open><summary>{escape(kind)}: the first {len(rows)}</summary><div"
+            f' class="scroll"><table>{head}{body}</table></div></details>'
+        )
     return "".join(blocks)
 
 
 def _streams(verdicts: Iterable[Verdict]) -> str:
     rows = []
     for s in {s.stream: s for v in verdicts for s in v.streams}.values():
-        faults = [f"{n:,} {kind}" + (f" ({', '.join(s.samples[kind][:3])} …)" if kind in s.samples else "") for kind, n in s.differences.items() if n]
+        faults = [
+            f"{n:,} {kind}" + (f" ({', '.join(s.samples[kind][:3])} …)" if kind in s.samples else "")
+            for kind, n in s.differences.items()
+            if n
+        ]
         reasons = ", ".join(f"{escape(reason)} ({n:,})" for reason, n in s.reasons.items())
         rows.append(
-            f'<tr><td>{escape(s.stream)}</td><td>{s.records:,}</td><td>{s.usable:,}</td><td>{s.late:,}</td><td>{s.idle:,}</td><td>{s.broken:,}</td>'
-            f'<td class="text">{reasons}</td><td class="text{" bad" if faults else ""}">{escape("; ".join(faults)) or "all on record"}</td></tr>'
-        )  # fmt: skip
-    head = '<tr><th>stream</th><th>records</th><th>usable</th><th>late</th><th>idle</th><th>broken</th><th class="text">why broken</th><th class="text">late and dead topics</th></tr>'
+            f"<tr><td>{escape(s.stream)}</td><td>{s.records:,}</td><td>{s.usable:,}</td><td>{s.late:,}</td><td>{s.idle:,}</td><td>{s.broken:,}</td>"
+            f'<td class="text">{reasons}</td><td'
+            f' class="text{" bad" if faults else ""}">{escape("; ".join(faults)) or "all on record"}</td></tr>'
+        )
+    head = (
+        "<tr><th>stream</th><th>records</th><th>usable</th><th>late</th><th>idle</th><th>broken</th><th"
+        ' class="text">why broken</th><th class="text">late and dead topics</th></tr>'
+    )
     return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
 
 
@@ -131,19 +193,27 @@ def _plans(history: list[dict[str, Any]]) -> str:
     if not history:
         return '<p class="soft">The control topic holds none.</p>'
     rows = "".join(
-        f'<tr><td>{_time(e["time"])}</td><td>{escape(str(e.get("epoch", "")))}</td><td class="text">{escape(str(e.get("query", "")))}</td><td class="text"><code>{_json(e["tree"]) if "tree" in e else _json(e["message"])}</code></td></tr>'
+        f"<tr><td>{_time(e['time'])}</td><td>{escape(str(e.get('epoch', '')))}</td><td"
+        f' class="text">{escape(str(e.get("query", "")))}</td><td'
+        f' class="text"><code>{_json(e["tree"]) if "tree" in e else _json(e["message"])}</code></td></tr>'
         for e in history
     )
-    return f'<div class="scroll"><table><tr><th>written</th><th>epoch</th><th class="text">query</th><th class="text">tree</th></tr>{rows}</table></div>'
+    return (
+        '<div class="scroll"><table><tr><th>written</th><th>epoch</th><th class="text">query</th><th'
+        f' class="text">tree</th></tr>{rows}</table></div>'
+    )
 
 
 def _cut(cut: Mapping[str, Any]) -> str:
     rows = "".join(
-        f'<tr><td>{escape(topic)}</td><td>{escape(str(p))}</td><td>{cut["from"][topic][p]:,}</td><td>{to:,}</td></tr>'
+        f"<tr><td>{escape(topic)}</td><td>{escape(str(p))}</td><td>{cut['from'][topic][p]:,}</td><td>{to:,}</td></tr>"
         for topic, partitions in cut["to"].items()
         for p, to in partitions.items()
     )
-    return f'<details><summary>offsets of every partition</summary><table><tr><th>topic</th><th>partition</th><th>from</th><th>to</th></tr>{rows}</table></details>'
+    return (
+        "<details><summary>offsets of every"
+        f" partition</summary><table><tr><th>topic</th><th>partition</th><th>from</th><th>to</th></tr>{rows}</table></details>"
+    )
 
 
 def _json(value: Any) -> str:

@@ -17,18 +17,34 @@ def table(verdicts: list[Verdict]) -> list[str]:
     """The lines of the terminal table."""
     head = ["query", "verdict", "expected", "found", "missing", "extra", "duplicate", "wrong", "recall"]
     rows = [
-        [v.query, "PASSED" if v.passed else "FAILED", f"{v.expected:,}", f"{v.found:,}", f"{v.missing:,}", f"{v.extra:,}", f"{v.duplicate:,}", f"{v.wrong:,}", f"{v.recall:.4%}"]
+        [
+            v.query,
+            "PASSED" if v.passed else "FAILED",
+            f"{v.expected:,}",
+            f"{v.found:,}",
+            f"{v.missing:,}",
+            f"{v.extra:,}",
+            f"{v.duplicate:,}",
+            f"{v.wrong:,}",
+            f"{v.recall:.4%}",
+        ]
         for v in verdicts
-    ]  # fmt: skip
+    ]
     lines = aligned([head, *rows])
     streams = {s.stream: s for v in verdicts for s in v.streams}
-    counts = [[s.stream, f"{s.records:,}", f"{s.usable:,}", f"{s.late + s.idle:,}", f"{s.broken:,}"] for s in streams.values()]
+    counts = [
+        [s.stream, f"{s.records:,}", f"{s.usable:,}", f"{s.late + s.idle:,}", f"{s.broken:,}"] for s in streams.values()
+    ]
     lines += ["", *aligned([["stream", "records", "usable", "late", "broken"], *counts])]
     for verdict in verdicts:
         lines += [f"{verdict.query}: {count:,} {kind}" for kind, count in verdict.differences.items()]
-        lines += [f"{verdict.query}: {count:,} with a wrong {columns}" for columns, count in verdict.wrong_columns.items()]
+        lines += [
+            f"{verdict.query}: {count:,} with a wrong {columns}" for columns, count in verdict.wrong_columns.items()
+        ]
         if verdict.outside:
-            lines.append(f"{verdict.query}: {verdict.outside:,} results hold an event outside the cut and were not judged")
+            lines.append(
+                f"{verdict.query}: {verdict.outside:,} results hold an event outside the cut and were not judged"
+            )
     return lines
 
 
@@ -40,7 +56,10 @@ def aligned(rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
-        cells = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(cells))
     return lines
 

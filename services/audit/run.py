@@ -1,6 +1,7 @@
 """One audit from end to end: offsets, events, and for each query truth, comparison, verdict; then the report.
 
-Invariant: nothing of the engine's code is used. What the audit knows of the mesh is its file, its topics' names, and the log.
+Invariant: nothing of the engine's code is used. What the audit knows of the mesh is its file, its topics' names, and
+the log.
 """
 
 import time
@@ -24,7 +25,16 @@ from services.audit.truth import expected_results, idle_events, in_cut, read_eve
 from services.audit.verdict import Verdict
 
 
-def run(mesh: Mesh, query: str | None, *, cut: Mapping[str, Any] | None, report_dir: Path, master: str, memory: str, progress: Callable[[str], None]) -> list[Verdict]:  # fmt: skip
+def run(
+    mesh: Mesh,
+    query: str | None,
+    *,
+    cut: Mapping[str, Any] | None,
+    report_dir: Path,
+    master: str,
+    memory: str,
+    progress: Callable[[str], None],
+) -> list[Verdict]:
     began = time.monotonic()
     if query is not None and query not in mesh.queries:
         raise JoinmeshError(f"no query `{query}` in {mesh.file}{did_you_mean(query, mesh.queries)}")
@@ -36,7 +46,10 @@ def run(mesh: Mesh, query: str | None, *, cut: Mapping[str, Any] | None, report_
     log = take_range(mesh, [*sources, *results], optional, cut)
     history = control_history(mesh, topics.control(mesh.name), log)
     log = end_tables(mesh, [name for name in streams if mesh.streams[name].table is not None], log, history)
-    progress(f"auditing {', '.join(q.name for q in queries)}: {sum(log.records(t) for t in set(sources)):,} source records, {sum(log.records(t) for t in results):,} offsets of results")
+    progress(
+        f"auditing {', '.join(q.name for q in queries)}: {sum(log.records(t) for t in set(sources)):,} source records,"
+        f" {sum(log.records(t) for t in results):,} offsets of results"
+    )
     spark, own = _session(master, memory, report_dir, progress)
     try:
         verdicts = _judge(spark, mesh, log, queries, streams, progress)
@@ -71,7 +84,14 @@ def _session(master: str, memory: str, report_dir: Path, progress: Callable[[str
     return start_session(master, memory, report_dir / "spark.log"), True
 
 
-def _judge(spark: SparkSession, mesh: Mesh, log: Range, queries: list[Scanned], streams: list[str], progress: Callable[[str], None]) -> list[Verdict]:  # fmt: skip
+def _judge(
+    spark: SparkSession,
+    mesh: Mesh,
+    log: Range,
+    queries: list[Scanned],
+    streams: list[str],
+    progress: Callable[[str], None],
+) -> list[Verdict]:
     kept: list[DataFrame] = []
     try:
         notices = read_notices(spark, mesh, log)
@@ -93,7 +113,9 @@ def _judge(spark: SparkSession, mesh: Mesh, log: Range, queries: list[Scanned], 
             frame.unpersist()
 
 
-def _judge_query(spark: SparkSession, mesh: Mesh, log: Range, scanned: Scanned, events: Mapping[str, DataFrame], judged: Streams) -> Verdict:
+def _judge_query(
+    spark: SparkSession, mesh: Mesh, log: Range, scanned: Scanned, events: Mapping[str, DataFrame], judged: Streams
+) -> Verdict:
     began = time.monotonic()
     names = list(dict.fromkeys(source.stream for source in scanned.sources))
     truth = expected_results(spark, scanned, events, {name: in_cut(log, mesh.streams[name].topic) for name in names})
@@ -103,20 +125,43 @@ def _judge_query(spark: SparkSession, mesh: Mesh, log: Range, scanned: Scanned, 
         width = compare.interval_ms(judged.first_ms, judged.last_ms)
         total = compare.summarize(merged, width, judged.first_ms, judged.last_ms)
         return Verdict(
-            query=scanned.name, text=scanned.text, expected=total.expected, found=total.found, missing=total.missing,
-            extra=total.extra, duplicate=total.duplicate, wrong=total.wrong, outside=total.outside,
+            query=scanned.name,
+            text=scanned.text,
+            expected=total.expected,
+            found=total.found,
+            missing=total.missing,
+            extra=total.extra,
+            duplicate=total.duplicate,
+            wrong=total.wrong,
+            outside=total.outside,
             wrong_columns=compare.wrong_columns(merged) if total.wrong else {},
-            interval_ms=width, intervals=total.intervals, digest_expected=total.digest_expected, digest_found=total.digest_found,
+            interval_ms=width,
+            intervals=total.intervals,
+            digest_expected=total.digest_expected,
+            digest_found=total.digest_found,
             streams=tuple(judged.verdicts[name] for name in names),
             samples=compare.samples(merged, truth.frame, found) if total.differs else {},
             seconds=round(time.monotonic() - began, 1),
-        )  # fmt: skip
+        )
     finally:
         merged.unpersist()
 
 
 def _record(document: Mapping[str, Any], verdicts: list[Verdict]) -> dict[str, Any]:
     """What stands in the audit topic: the verdict and its proof, without samples and intervals."""
-    kept = ("passed", "recall", "expected", "found", "missing", "extra", "duplicate", "wrong", "outside", "differences", "digest_expected", "digest_found")
+    kept = (
+        "passed",
+        "recall",
+        "expected",
+        "found",
+        "missing",
+        "extra",
+        "duplicate",
+        "wrong",
+        "outside",
+        "differences",
+        "digest_expected",
+        "digest_found",
+    )
     short = {v.query: {key: v.as_json()[key] for key in kept} for v in verdicts}
     return {key: document[key] for key in ("mesh", "made", "passed", "seconds", "cut")} | {"queries": short}

@@ -1,8 +1,8 @@
 """The audit's own reading of a query's text: sources with their windows, outputs, and the WHERE text for Spark SQL.
 
-Invariant: this file knows tokens and the outline of a SELECT, never the meaning of an expression. Every predicate and every
-output is handed to Spark SQL as it was written; only spelling is adapted (quotes, number suffixes), so the engine's parser
-and the audit share no reading of a query.
+Invariant: this file knows tokens and the outline of a SELECT, never the meaning of an expression. Every predicate and
+every output is handed to Spark SQL as it was written; only spelling is adapted (quotes, number suffixes), so the
+engine's parser and the audit share no reading of a query.
 """
 
 import re
@@ -24,7 +24,24 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _AFTER_SELECT = ("DISTINCT",)
-_REFUSED = ("GROUP", "HAVING", "ORDER", "LIMIT", "UNION", "INTERSECT", "EXCEPT", "LEFT", "RIGHT", "FULL", "OUTER", "NATURAL", "USING", "SEMI", "ANTI", "SELECT")  # fmt: skip
+_REFUSED = (
+    "GROUP",
+    "HAVING",
+    "ORDER",
+    "LIMIT",
+    "UNION",
+    "INTERSECT",
+    "EXCEPT",
+    "LEFT",
+    "RIGHT",
+    "FULL",
+    "OUTER",
+    "NATURAL",
+    "USING",
+    "SEMI",
+    "ANTI",
+    "SELECT",
+)
 _OPERATORS = ("AND", "OR", "NOT", "IS", "LIKE", "IN", "BETWEEN", "ESCAPE")
 _VALUES = ("NULL", "TRUE", "FALSE", "END")
 _WINDOW = re.compile(r"\[\s*RANGE\s+(?:INTERVAL\s+)?([0-9.]+\s*[A-Za-z]+)\s*\]\Z", re.IGNORECASE)
@@ -58,7 +75,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Scanned:
-    """A query, ready for Spark: `outputs` are (name, Spark expression), `conditions` Spark expressions that must all hold."""
+    """A query, ready for Spark: `outputs` are (name, Spark expression), `conditions` Spark expressions that must all
+    hold."""
 
     name: str
     text: str
@@ -69,7 +87,8 @@ class Scanned:
 
     @property
     def join_order(self) -> tuple[Source, ...]:
-        """The sources, each one (where possible) linked to an earlier one, so that Spark never builds a cross product."""
+        """The sources, each one (where possible) linked to an earlier one, so that Spark never builds a cross
+        product."""
         rest, order = list(self.sources[1:]), [self.sources[0]]
         while rest:
             here = {source.alias for source in order}
@@ -169,7 +188,9 @@ class _Scanner:
         if stream not in self.mesh.streams:
             raise self.fail(f"no stream `{stream}` in the mesh file", names[0].at)
         if (self.mesh.streams[stream].table is None) != bool(windows):
-            raise self.fail("each source is written: stream [RANGE n unit] AS alias, a table without the window", names[0].at)
+            raise self.fail(
+                "each source is written: stream [RANGE n unit] AS alias, a table without the window", names[0].at
+            )
         if not windows:
             return Source(str(names[-1].name), stream, None)
         match = _WINDOW.match(windows[0].text)
@@ -229,7 +250,9 @@ class _Scanner:
                 words.append(token.text + ("L" if whole else "D"))
             elif token.kind == "quoted":
                 words.append(spark_name(str(token.name)))
-            elif token.kind == "word" and (before == "." or after == "." or (after != "(" and self.is_field(token.text))):
+            elif token.kind == "word" and (
+                before == "." or after == "." or (after != "(" and self.is_field(token.text))
+            ):
                 words.append(spark_name(token.text))
             elif token.kind == "window":
                 raise self.fail("a window stands outside FROM", token.at)
@@ -287,7 +310,8 @@ def _split(tokens: list[Token], sign: str) -> list[list[Token]]:
 
 
 def _conjuncts(tokens: list[Token]) -> list[list[Token]]:
-    """Terms joined by AND, parentheses around them opened. BETWEEN's AND splits a term in two, which no equality link survives."""
+    """Terms joined by AND, parentheses around them opened. BETWEEN's AND splits a term in two, which no equality link
+    survives."""
     if len(tokens) > 2 and tokens[0].text == "(" and _closes(tokens) == len(tokens) - 1:
         return _conjuncts(tokens[1:-1])
     if len(_split(tokens, "OR")) > 1:

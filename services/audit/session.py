@@ -1,7 +1,8 @@
 """The Spark session of the audit: how it starts, what it is told of Kafka, and how our functions reach its workers.
 
-Invariant: Spark's own chatter goes to a log file, never to the terminal; and the session's settings are those under which Spark SQL
-agrees with the query language (three-valued logic, wrapping int64, null on a zero divisor, exact names).
+Invariant: Spark's own chatter goes to a log file, never to the terminal; and the session's settings are those under
+which Spark SQL agrees with the query language (three-valued logic, wrapping int64, null on a zero divisor, exact
+names).
 """
 
 import os
@@ -39,15 +40,17 @@ def start_session(master: str, memory: str, log_file: Path) -> SparkSession:
         with _stderr_to(log_file):
             session: SparkSession = builder.getOrCreate()
     except Exception as error:
-        raise MachineError(f"Spark did not start on {master}: see {log_file} ({str(error).splitlines()[0][:120]})") from None
+        raise MachineError(
+            f"Spark did not start on {master}: see {log_file} ({str(error).splitlines()[0][:120]})"
+        ) from None
     session.sparkContext.setLogLevel("ERROR")
     _forget_jars(session)
     return session
 
 
 def _forget_jars(session: SparkSession) -> None:
-    """Spark puts the connector's jars on every Python worker's import path, and a worker reads the index of each anew for every
-    task: a third of a second of work, to find no Python in them."""
+    """Spark puts the connector's jars on every Python worker's import path, and a worker reads the index of each anew
+    for every task: a third of a second of work, to find no Python in them."""
     included = session.sparkContext._python_includes or []
     included[:] = [name for name in included if not name.endswith(".jar")]
     sys.path[:] = [entry for entry in sys.path if not entry.endswith(".jar")]
@@ -66,7 +69,8 @@ def _settings(local: bool, memory: str) -> dict[str, str]:
     if local:
         cores = os.cpu_count() or 2
         settings |= {
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -Xshare:auto",  # short jobs: compiling harder costs more than it gains
+            # short jobs: compiling harder costs more than it gains
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -Xshare:auto",
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -100,7 +104,8 @@ def ship() -> None:
 
 
 def map_in_arrow(frame: DataFrame, function: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> DataFrame:
-    """`DataFrame.mapInArrow` without its check for pandas, which neither side of it uses (PySpark is pinned exactly)."""
+    """`DataFrame.mapInArrow` without its check for pandas, which neither side of it uses (PySpark is pinned
+    exactly)."""
     udf = UserDefinedFunction(function, schema, name="audit", evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     column = udf(*[frame["`" + name + "`"] for name in frame.columns])
     return DataFrame(frame._jdf.mapInArrow(column._jc, False, None), frame.sparkSession)
@@ -112,7 +117,11 @@ def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
     >>> java_settings({"bootstrap.servers": "b:1", "ssl.ca.location": "ca.pem"})["kafka.ssl.truststore.type"]
     'PEM'
     """
-    found = {"bootstrap.servers": kafka["bootstrap.servers"], "isolation.level": "read_committed", "max.poll.records": "20000"}
+    found = {
+        "bootstrap.servers": kafka["bootstrap.servers"],
+        "isolation.level": "read_committed",
+        "max.poll.records": "20000",
+    }
     for key in ("security.protocol", "ssl.endpoint.identification.algorithm", "ssl.key.password"):
         if key in kafka:
             found[key] = kafka[key].upper() if key == "security.protocol" else kafka[key]
@@ -127,7 +136,9 @@ def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
     if "sasl.username" in kafka:
         module = "scram.ScramLoginModule" if (mechanism or "").startswith("SCRAM") else "plain.PlainLoginModule"
         user, password = (_quoted(kafka.get(key, "")) for key in ("sasl.username", "sasl.password"))
-        found["sasl.jaas.config"] = f"org.apache.kafka.common.security.{module} required username={user} password={password};"
+        found["sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{module} required username={user} password={password};"
+        )
     return {f"kafka.{key}": value for key, value in found.items()}
 
 

@@ -1,8 +1,9 @@
 """What the answer must be: the events of each stream as the log decides them, and the combinations a query asks for.
 
-Invariant: a combination of one event per source is expected iff the query's own conditions hold in Spark SQL and its validity is
-not empty, that is each ts <= each ts + window. Each is found once: every row stands in all the time buckets its validity
-touches, and a combination counts only in the bucket of its start. A static table's rows are valid always, so time asks nothing of them.
+Invariant: a combination of one event per source is expected iff the query's own conditions hold in Spark SQL and its
+validity is not empty, that is each ts <= each ts + window. Each is found once: every row stands in all the time buckets
+its validity touches, and a combination counts only in the bucket of its start. A static table's rows are valid always,
+so time asks nothing of them.
 """
 
 from collections.abc import Mapping
@@ -44,9 +45,13 @@ def read_events(spark: SparkSession, mesh: Mesh, log: Range, stream: Stream, idl
     if kafka is None:
         return empty(spark, schema)
     if kafka.rdd.getNumPartitions() > len(log.begin[stream.topic]):
-        raise MachineError(f"Spark splits partitions of {stream.topic}: unset minPartitions, the audit needs them in offset order")
+        raise MachineError(
+            f"Spark splits partitions of {stream.topic}: unset minPartitions, the audit needs them in offset order"
+        )
     if stream.table is not None:
-        rows = map_in_arrow(kafka.select("partition", "offset", "key", "value"), table_mapper(fields, stream.table), schema)
+        rows = map_in_arrow(
+            kafka.select("partition", "offset", "key", "value"), table_mapper(fields, stream.table), schema
+        )
         return _last_of_each_key(rows, stream.table)
     mapper = event_mapper(fields, stream.event_time, stream.lateness_ms)
     events = map_in_arrow(kafka.select("partition", "offset", "value"), mapper, schema)
@@ -72,7 +77,8 @@ def empty(spark: SparkSession, schema: str) -> DataFrame:
 def idle_events(notices: DataFrame | None, stream: Stream) -> DataFrame | None:
     """Events that the late topic says came behind a watermark that an idle partition did not hold back.
 
-    That is the one thing the log of the sources alone cannot tell; the notice must at least agree with itself (ts < watermark).
+    That is the one thing the log of the sources alone cannot tell; the notice must at least agree with itself (ts <
+    watermark).
     """
     if notices is None or stream.idle_after_ms is None:
         return None
@@ -96,7 +102,9 @@ class Truth:
     columns: Mapping[str, str]  # output -> int64, float64, bool or string
 
 
-def expected_results(spark: SparkSession, scanned: Scanned, events: Mapping[str, DataFrame], usable: Mapping[str, Column]) -> Truth:
+def expected_results(
+    spark: SparkSession, scanned: Scanned, events: Mapping[str, DataFrame], usable: Mapping[str, Column]
+) -> Truth:
     """The rows a query must have. `events` and `usable` by stream."""
     width = bucket_ms(scanned.sources)
     for source in scanned.sources:
@@ -110,7 +118,8 @@ def expected_results(spark: SparkSession, scanned: Scanned, events: Mapping[str,
 
 
 def bucket_ms(sources: tuple[Source, ...]) -> int:
-    """Narrow enough that a hot key's rows meet only their neighbours in time, wide enough that rows are copied a few times at most.
+    """Narrow enough that a hot key's rows meet only their neighbours in time, wide enough that rows are copied a few
+    times at most.
 
     >>> bucket_ms((Source("a", "a", 1_000), Source("b", "b", 80_000))), bucket_ms((Source("a", "a", 0),))
     (10000, 1)
@@ -152,7 +161,8 @@ def _sql(scanned: Scanned, width: int) -> str:
 
 
 def _typed(frame: DataFrame, scanned: Scanned) -> Truth:
-    """Outputs as one of the mesh's types. JSON knows no NaN and no infinity, so a float that is neither a number nor finite is null."""
+    """Outputs as one of the mesh's types. JSON knows no NaN and no infinity, so a float that is neither a number nor
+    finite is null."""
     columns: dict[str, str] = {}
     selected = [F.col("#id"), F.col("#time")]
     for name, _ in scanned.outputs:
@@ -161,12 +171,16 @@ def _typed(frame: DataFrame, scanned: Scanned) -> Truth:
             columns[name], column = "int64", column.cast("bigint")
         elif isinstance(kind, (DoubleType, FloatType, DecimalType)):
             columns[name], column = "float64", column.cast("double")
-            column = F.when(F.abs(column) < float("inf"), column + F.lit(0.0))  # NaN is above infinity in Spark; -0.0 becomes 0.0
+            column = F.when(
+                F.abs(column) < float("inf"), column + F.lit(0.0)
+            )  # NaN is above infinity in Spark; -0.0 becomes 0.0
         elif isinstance(kind, BooleanType):
             columns[name] = "bool"
         elif isinstance(kind, StringType) or kind.typeName() == "void":
             columns[name], column = "string", column.cast("string")
         else:
-            raise QueryError(f"output `{name}` is of Spark type {kind.simpleString()}, which no result can hold", query=scanned.name)
+            raise QueryError(
+                f"output `{name}` is of Spark type {kind.simpleString()}, which no result can hold", query=scanned.name
+            )
         selected.append(column.alias(name))
     return Truth(frame.select(*selected), columns)

@@ -1,7 +1,7 @@
 """What an audit says: counts, samples and digests of one query, and of the streams it reads. Plain values, no Spark.
 
-Invariant: `passed` is true iff the results topic holds exactly the expected rows and the late and dead topics name exactly the events
-that the log says are late or broken.
+Invariant: `passed` is true iff the results topic holds exactly the expected rows and the late and dead topics name
+exactly the events that the log says are late or broken.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -47,9 +47,11 @@ class StreamVerdict:
     @property
     def differences(self) -> dict[str, int]:
         return {
-            "late events missing": self.late_missing, "late events unexpected": self.late_unexpected,
-            "dead letters missing": self.dead_missing, "dead letters unexpected": self.dead_unexpected,
-        }  # fmt: skip
+            "late events missing": self.late_missing,
+            "late events unexpected": self.late_unexpected,
+            "dead letters missing": self.dead_missing,
+            "dead letters unexpected": self.dead_unexpected,
+        }
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""Fetches the broker's jars once per user, with the Ivy that PySpark carries, so that Java and Python are the only needs.
+"""Fetches the broker's jars once per user, with the Ivy that PySpark carries, so that Java and Python are the only
+needs.
 
 Invariant: a folder under its final name is complete. A download goes to a folder beside it and is renamed when Ivy has
-said that it succeeded and every jar is there; a lock makes a second one wait, so a killed or parallel run leaves nothing half-done.
+said that it succeeded and every jar is there; a lock makes a second one wait, so a killed or parallel run leaves
+nothing half-done.
 """
 
 import contextlib
@@ -46,8 +48,12 @@ def broker_jars(java: str, progress: Progress) -> Path:
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MachineError(f"cannot create {cache} for the broker's jars ({error.strerror}); set XDG_CACHE_HOME to a writable folder") from None
-    with locked(cache / "fetch.lock", lambda: progress("waiting for another joinmesh that is fetching the broker's jars")):
+        raise MachineError(
+            f"cannot create {cache} for the broker's jars ({error.strerror}); set XDG_CACHE_HOME to a writable folder"
+        ) from None
+    with locked(
+        cache / "fetch.lock", lambda: progress("waiting for another joinmesh that is fetching the broker's jars")
+    ):
         if not libs.is_dir():
             _fetch(java, cache, libs, progress)
     return libs
@@ -62,9 +68,20 @@ def _fetch(java: str, cache: Path, libs: Path, progress: Progress) -> None:
     (staging / "ivy.xml").write_text(_IVY_XML)
     log = cache / "fetch.log"
     command = [
-        java, f"-Divy.default.ivy.user.dir={cache / 'ivy'}", "-cp", str(_ivy_jar()), "org.apache.ivy.Main", "-cache", str(cache / "ivy"),
-        "-ivy", str(staging / "ivy.xml"), "-confs", "default", "-retrieve", str(staging / "libs" / "[artifact]-[revision].[ext]"),
-    ]  # fmt: skip
+        java,
+        f"-Divy.default.ivy.user.dir={cache / 'ivy'}",
+        "-cp",
+        str(_ivy_jar()),
+        "org.apache.ivy.Main",
+        "-cache",
+        str(cache / "ivy"),
+        "-ivy",
+        str(staging / "ivy.xml"),
+        "-confs",
+        "default",
+        "-retrieve",
+        str(staging / "libs" / "[artifact]-[revision].[ext]"),
+    ]
     started = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
@@ -78,7 +95,10 @@ def _fetch(java: str, cache: Path, libs: Path, progress: Progress) -> None:
     complete = code == 0 and any(jar.name == f"kafka_2.13-{KAFKA_VERSION}.jar" for jar in jars)
     if not complete:
         shutil.rmtree(staging, ignore_errors=True)
-        raise MachineError(f"could not fetch Apache Kafka {KAFKA_VERSION}: {_reason(log)} (whole log: {log}); check the network and run it again")
+        raise MachineError(
+            f"could not fetch Apache Kafka {KAFKA_VERSION}: {_reason(log)} (whole log: {log}); check the network and"
+            " run it again"
+        )
     os.rename(staging / "libs", libs)
     shutil.rmtree(staging, ignore_errors=True)
     progress(f"fetched {len(jars)} jars in {time.monotonic() - started:.0f} s")
@@ -100,7 +120,14 @@ def _watch(process: "subprocess.Popen[bytes]", log: Path, progress: Progress) ->
 def _reason(log: Path) -> str:
     """The most telling line of Ivy's log."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    for words in ("UnknownHostException", "Connection refused", "timed out", "No space left", "not found", "Server access"):
+    for words in (
+        "UnknownHostException",
+        "Connection refused",
+        "timed out",
+        "No space left",
+        "not found",
+        "Server access",
+    ):
         for line in lines:
             if words.lower() in line.lower():
                 return line[:200]
@@ -121,7 +148,8 @@ def require_disk(folder: Path, needed_bytes: int = 2 * 1024**3) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise MachineError(
-            f"too little disk at {folder}: {free / 1024**3:.1f} GiB free, {needed_bytes / 1024**3:.0f} GiB needed; free some or choose another folder"
+            f"too little disk at {folder}: {free / 1024**3:.1f} GiB free, {needed_bytes / 1024**3:.0f} GiB needed; free"
+            " some or choose another folder"
         )
 
 

@@ -21,7 +21,9 @@ def find_java() -> str:
     if home:
         java = Path(home) / "bin" / "java"
         if not java.is_file():
-            raise MachineError(f"Java {NEEDED} or newer is needed, but JAVA_HOME={home} holds no bin/java; correct it or {_ADVICE}")
+            raise MachineError(
+                f"Java {NEEDED} or newer is needed, but JAVA_HOME={home} holds no bin/java; correct it or {_ADVICE}"
+            )
         command = str(java)
     else:
         found = shutil.which("java")
@@ -32,7 +34,10 @@ def find_java() -> str:
     if version is None:
         raise MachineError(f"Java {NEEDED} or newer is needed, but `{command} -version` does not answer; {_ADVICE}")
     if version < NEEDED:
-        raise MachineError(f"Java {NEEDED} or newer is needed, but {command} is Java {version}; {_ADVICE}, or set JAVA_HOME to a newer one")
+        raise MachineError(
+            f"Java {NEEDED} or newer is needed, but {command} is Java {version}; {_ADVICE}, or set JAVA_HOME to a"
+            " newer one"
+        )
     return command
 
 
@@ -47,8 +52,8 @@ def java_version(command: str) -> int | None:
 
 def parse_version(text: str) -> int | None:
     """
-    >>> parse_version('openjdk version "17.0.15" 2025-04-15'), parse_version('java version "1.8.0_392"'), parse_version("?")
-    (17, 8, None)
+    >>> parse_version('openjdk version "17.0.15" 2025-04-15'), parse_version('java version "1.8.0_392"'),
+    parse_version("?") (17, 8, None)
     """
     match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if match is None:

@@ -1,7 +1,8 @@
 """One Kafka broker in one folder: format, start, wait until it answers, stop, kill.
 
-Invariant: a process is only ever stopped if it is the broker of this folder: the pid file's process must have been started when the
-file says and must be a Kafka that runs this folder's configuration. Records survive `stop` and `kill`; a start in the same folder finds them.
+Invariant: a process is only ever stopped if it is the broker of this folder: the pid file's process must have been
+started when the file says and must be a Kafka that runs this folder's configuration. Records survive `stop` and `kill`;
+a start in the same folder finds them.
 """
 
 import contextlib
@@ -26,9 +27,14 @@ from services.runtime.tied import tied_command
 HOST = "127.0.0.1"
 _JVM = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true"]
 _LOGGING = {
-    "defaultLogLevel": "warn", "showDateTime": "true", "dateTimeFormat": "yyyy-MM-dd HH:mm:ss.SSS", "showThreadName": "false",
-    "showShortLogName": "true", "log.kafka.server.BrokerServer": "info", "log.kafka.server.KafkaRaftServer": "info",
-}  # fmt: skip
+    "defaultLogLevel": "warn",
+    "showDateTime": "true",
+    "dateTimeFormat": "yyyy-MM-dd HH:mm:ss.SSS",
+    "showThreadName": "false",
+    "showShortLogName": "true",
+    "log.kafka.server.BrokerServer": "info",
+    "log.kafka.server.KafkaRaftServer": "info",
+}
 
 
 def silent(_: str) -> None:
@@ -64,7 +70,9 @@ class LocalBroker:
     def __enter__(self) -> "LocalBroker":
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self) -> "LocalBroker":
@@ -93,7 +101,9 @@ class LocalBroker:
         try:
             note = json.loads(self._pid_file.read_text())
             process = psutil.Process(int(note["pid"]))
-            ours = abs(process.create_time() - float(note["created"])) < 2 and str(self._properties) in process.cmdline()
+            ours = (
+                abs(process.create_time() - float(note["created"])) < 2 and str(self._properties) in process.cmdline()
+            )
             alive = process.status() != psutil.STATUS_ZOMBIE
         except (OSError, ValueError, KeyError, TypeError, psutil.Error):
             return None
@@ -102,7 +112,10 @@ class LocalBroker:
     def _adopt(self) -> None:
         port = int(json.loads(self._pid_file.read_text())["port"])
         if self.port not in (0, port):
-            raise MachineError(f"the broker in {self.folder} already runs, on port {port}; stop it first (joinmesh broker down) or use --dir")
+            raise MachineError(
+                f"the broker in {self.folder} already runs, on port {port}; stop it first (joinmesh broker down) or use"
+                " --dir"
+            )
         self.port = port
 
     def stop(self, timeout_s: float = 30) -> bool:
@@ -142,8 +155,8 @@ class LocalBroker:
             self.port = free_port()
         elif not port_is_free(self.port):
             raise MachineError(
-                f"port {self.port} on {HOST} is busy; choose another one, for example `joinmesh broker up --port {free_port()}`, "
-                "and write it into the mesh file as kafka.bootstrap"
+                f"port {self.port} on {HOST} is busy; choose another one, for example `joinmesh broker up --port"
+                f" {free_port()}`, and write it into the mesh file as kafka.bootstrap"
             )
         controller = free_port(avoid=self.port)
         self._properties.write_text(_properties(self.port, controller, self.folder / "data"))
@@ -153,20 +166,39 @@ class LocalBroker:
             return
         shutil.rmtree(self.folder / "data", ignore_errors=True)  # a format that was cut short
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
-        command = [java, *_JVM, "-cp", classpath, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._properties)]
+        command = [
+            java,
+            *_JVM,
+            "-cp",
+            classpath,
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            cluster,
+            "-c",
+            str(self._properties),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode != 0:
-            raise MachineError(f"the broker's storage in {self.folder} could not be formatted: {_last_lines(done.stdout + done.stderr)}")
+            raise MachineError(
+                f"the broker's storage in {self.folder} could not be formatted:"
+                f" {_last_lines(done.stdout + done.stderr)}"
+            )
 
     def _launch(self, java: str, classpath: str) -> None:
         options = [f"-Dorg.slf4j.simpleLogger.{key}={value}" for key, value in _LOGGING.items()]
         command = [java, *_JVM, *options, "-cp", classpath, "kafka.Kafka", str(self._properties)]
         with self.log_file.open("wb") as log:
-            # An own session: Ctrl-C in the terminal must reach the services, which still need the broker to stop cleanly.
+            # An own session: Ctrl-C in the terminal must reach the services, which still need the broker to stop
+            # cleanly.
             self._child = subprocess.Popen(
                 tied_command(command) if self.tied else command,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=self.folder,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.folder,
+            )
         created = psutil.Process(self._child.pid).create_time()
         self._pid_file.write_text(json.dumps({"pid": self._child.pid, "created": created, "port": self.port}))
 
@@ -176,12 +208,17 @@ class LocalBroker:
         while time.monotonic() < deadline:
             if self._child.poll() is not None:
                 self._pid_file.unlink(missing_ok=True)
-                raise MachineError(f"the broker died while starting: {_last_lines(self._log())} (whole log: {self.log_file})")
+                raise MachineError(
+                    f"the broker died while starting: {_last_lines(self._log())} (whole log: {self.log_file})"
+                )
             if not port_is_free(self.port) and answers(self.bootstrap):
                 return
             time.sleep(0.1)
         self.kill()
-        raise MachineError(f"the broker did not answer within {timeout_s:.0f} s: {_last_lines(self._log())} (whole log: {self.log_file})")
+        raise MachineError(
+            f"the broker did not answer within {timeout_s:.0f} s: {_last_lines(self._log())} (whole log:"
+            f" {self.log_file})"
+        )
 
     def _log(self) -> str:
         return self.log_file.read_text(errors="replace")
@@ -224,7 +261,8 @@ def _last_lines(text: str, count: int = 3) -> str:
 
 
 def _properties(port: int, controller: int, data: Path) -> str:
-    # No controlled shutdown: there is no other broker to hand over to, and while this one gives up its partitions it may report a
+    # No controlled shutdown: there is no other broker to hand over to, and while this one gives up its partitions it
+    # may report a
     # transaction as complete whose markers it no longer writes.
     return f"""process.roles=broker,controller
 node.id=1

@@ -1,7 +1,7 @@
 """The faults: each does one thing to a running mesh and says what it did. All choices come from the seeded generator.
 
-Invariant: a fault ends what it began (a stopped worker goes on, a dead broker is started again), so that the next one meets a
-whole mesh.
+Invariant: a fault ends what it began (a stopped worker goes on, a dead broker is started again), so that the next one
+meets a whole mesh.
 """
 
 import random
@@ -114,7 +114,12 @@ def mount_state(world: World, megabytes: int = 320) -> None:
     """A small tmpfs under the state of j2; needs root."""
     folder = world.data / "four" / "j2"
     folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         raise RuntimeError(f"a full disk needs a small tmpfs, and that needs root: {done.stderr.strip()}")
 

@@ -1,7 +1,7 @@
 """A run: load, a seeded schedule of faults, drain, audit, a table of what was done and how long each recovery took.
 
-Invariant: exit code 0 means that every fault was really done and that the audit found the results equal to the ground truth, without
-duplicates. The same seed gives the same schedule.
+Invariant: exit code 0 means that every fault was really done and that the audit found the results equal to the ground
+truth, without duplicates. The same seed gives the same schedule.
 """
 
 import json
@@ -38,7 +38,8 @@ class Plan:
 
 
 def run_chaos(plan: Plan, folder: Path | None, say: Say) -> tuple[bool, list[Done], dict[str, Any]]:
-    """Whether it passed, what was done, the audit's verdict. The folder is kept unless all went well or it was given."""
+    """Whether it passed, what was done, the audit's verdict. The folder is kept unless all went well or it was
+    given."""
     world = World(folder or Path(tempfile.mkdtemp(prefix="joinmesh-chaos-")), say, plan.feedback)
     world.folder.mkdir(parents=True, exist_ok=True)
     passed = False
@@ -63,14 +64,39 @@ def _run(plan: Plan, world: World, say: Say) -> tuple[bool, list[Done], dict[str
     if plan.failpoints:
         deaths.mkdir(exist_ok=True)
         world.environment |= {
-            "JOINMESH_FAILPOINT": plan.failpoints, "JOINMESH_FAILPOINT_LOG": str(deaths), "JOINMESH_FAILPOINT_TIMES": str(plan.times),
-        }  # fmt: skip
+            "JOINMESH_FAILPOINT": plan.failpoints,
+            "JOINMESH_FAILPOINT_LOG": str(deaths),
+            "JOINMESH_FAILPOINT_TIMES": str(plan.times),
+        }
     per_stream = plan.events // 4
-    common = ["generate", "-f", world.file, "--keys", "uniform", "--key-count", 4000, "--event-rate", 250, "--out-of-order", 500,
-              "--late", 0.005, "--broken", 0.005, "--null", 0.005, "--create", 4, "--seed", plan.seed]  # fmt: skip
+    common = [
+        "generate",
+        "-f",
+        world.file,
+        "--keys",
+        "uniform",
+        "--key-count",
+        4000,
+        "--event-rate",
+        250,
+        "--out-of-order",
+        500,
+        "--late",
+        0.005,
+        "--broken",
+        0.005,
+        "--null",
+        0.005,
+        "--create",
+        4,
+        "--seed",
+        plan.seed,
+    ]
     world.command(*common, "--count", 4)  # the topics, and something to read at once
     start = 1_735_689_600_000 + 1_000
-    generator = world.background(*common, "--count", per_stream, "--rate", plan.rate, "--start", start, log="generate.log")
+    generator = world.background(
+        *common, "--count", per_stream, "--rate", plan.rate, "--start", start, log="generate.log"
+    )
     world.start_mesh()
     # With failpoints, services die from the first blocks on; each start takes seconds on a busy machine.
     world.wait_for_results(RECOVER_S + (10 * plan.times if plan.failpoints else 0))
@@ -82,13 +108,17 @@ def _run(plan: Plan, world: World, say: Say) -> tuple[bool, list[Done], dict[str
     for number, name in enumerate(schedule, 1):
         target = FAULTS[name](world, rng, turns[name])
         turns[name] += 1
-        # Kills follow one another while the mesh is still recovering from the last; only each fifth is watched to its end.
+        # Kills follow one another while the mesh is still recovering from the last; only each fifth is watched to its
+        # end.
         watched = generator.poll() is None and (name != "kill" or turns[name] % 5 == 0)
         seconds = world.seconds_to_work_again(target, time.time(), RECOVER_S) if watched else None
         while time.monotonic() < begun + number * pause_s and generator.poll() is None:
             time.sleep(0.1)
         done.append(Done(name, target, seconds))
-        say(f"fault {number} of {len(schedule)}: {name} of {target}" + (f", all work again after {seconds:.1f} s" if seconds is not None else ""))
+        say(
+            f"fault {number} of {len(schedule)}: {name} of {target}"
+            + (f", all work again after {seconds:.1f} s" if seconds is not None else "")
+        )
     while plan.failpoints and generator.poll() is None:
         time.sleep(1)
     if generator.wait() != 0:
@@ -119,7 +149,13 @@ def summary(done: list[Done]) -> list[tuple[str, str, int, str, str]]:
     for fault, target in dict.fromkeys((d.fault, d.target) for d in done):
         mine = [d for d in done if (d.fault, d.target) == (fault, target)]
         times = sorted(d.seconds for d in mine if d.seconds is not None)
-        rows.append((
-            fault, target, len(mine), f"{times[len(times) // 2]:.1f} s" if times else "-", f"{times[-1]:.1f} s" if times else "-",
-        ))  # fmt: skip
+        rows.append(
+            (
+                fault,
+                target,
+                len(mine),
+                f"{times[len(times) // 2]:.1f} s" if times else "-",
+                f"{times[-1]:.1f} s" if times else "-",
+            )
+        )
     return rows

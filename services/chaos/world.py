@@ -1,6 +1,8 @@
-"""The mesh that faults are done to: a broker of its own, a four-way join (three join nodes), a generator, `joinmesh up`.
+"""The mesh that faults are done to: a broker of its own, a four-way join (three join nodes), a generator, `joinmesh
+up`.
 
-Invariant: everything is a real process that this one started and ends; the folder holds all of its state, so that two runs never meet.
+Invariant: everything is a real process that this one started and ends; the folder holds all of its state, so that two
+runs never meet.
 """
 
 import os
@@ -61,9 +63,12 @@ class World:
         """Run a joinmesh command to its end."""
         with open(self.folder / log, "ab") as out:
             done = subprocess.run(
-                [sys.executable, "-m", "services.cli.main", *map(str, arguments)], stdout=out, stderr=subprocess.STDOUT, env=self._env(),
+                [sys.executable, "-m", "services.cli.main", *map(str, arguments)],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._env(),
                 check=False,
-            )  # fmt: skip
+            )
         if check and done.returncode != 0:
             raise RuntimeError(f"joinmesh {' '.join(map(str, arguments))} failed; see {self.folder / log}")
         return done.returncode
@@ -101,11 +106,28 @@ class World:
 
     def add_worker(self, service: str, instance: int) -> None:
         _, module, node, query = next(s for s in services_of_mesh(self.mesh) if s[0] == service)
-        command = [sys.executable, "-m", module, "-f", str(self.file), "--data", str(self.data), "--query", str(query), "--node", str(node)]
+        command = [
+            sys.executable,
+            "-m",
+            module,
+            "-f",
+            str(self.file),
+            "--data",
+            str(self.data),
+            "--query",
+            str(query),
+            "--node",
+            str(node),
+        ]
         with open(self.folder / f"worker-{service}-{instance}.log", "ab") as out:
-            self.extra.append(subprocess.Popen(
-                tied_command([*command, "--instance", str(instance)]), stdout=out, stderr=subprocess.STDOUT, env=self._env(),
-            ))  # fmt: skip
+            self.extra.append(
+                subprocess.Popen(
+                    tied_command([*command, "--instance", str(instance)]),
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=self._env(),
+                )
+            )
 
     def remove_workers(self) -> None:
         for worker in self.extra:
@@ -122,7 +144,9 @@ class World:
         """End of the results topic, over its partitions; None while the broker is away."""
         consumer = Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": "chaos-ends", "log_level": 0})
         try:
-            return sum(consumer.get_watermark_offsets(TopicPartition("chaos.four.results", p), timeout=3)[1] for p in range(4))
+            return sum(
+                consumer.get_watermark_offsets(TopicPartition("chaos.four.results", p), timeout=3)[1] for p in range(4)
+            )
         except KafkaException:
             return None
         finally:
@@ -136,16 +160,24 @@ class World:
             time.sleep(0.2)
 
     def seconds_to_work_again(self, target: str, since: float, limit_s: float) -> float:
-        """From `since` until every service says it is ready (the target as a new process, unless it was the broker) and a result has come."""
+        """From `since` until every service says it is ready (the target as a new process, unless it was the broker) and
+        a result has come."""
         reader = ReportReader(self.mesh).from_end()
         before = self.results()
         try:
             while time.time() - since < limit_s:
                 reader.poll(0.1)
                 now = self.results()
-                if all(self._works(name, reader.latest, since) for name in SERVICES if name != "controller") and now and now > (before or 0):
+                if (
+                    all(self._works(name, reader.latest, since) for name in SERVICES if name != "controller")
+                    and now
+                    and now > (before or 0)
+                ):
                     return time.time() - since
-            raise RuntimeError(f"after the fault at {target} the mesh did not work again within {limit_s:.0f} s; see {self.folder / 'up.log'}")
+            raise RuntimeError(
+                f"after the fault at {target} the mesh did not work again within {limit_s:.0f} s; see"
+                f" {self.folder / 'up.log'}"
+            )
         finally:
             reader.close()
 

@@ -17,9 +17,15 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("up", "down", "status"))
-    parser.add_argument("--port", type=_port, default=9092, help="port on 127.0.0.1 (default: 9092; 0 takes a free one)")
-    parser.add_argument("--dir", type=Path, default=Path(".joinmesh/broker"), help="its folder (default: .joinmesh/broker)")
-    parser.add_argument("-f", "--file", default=argparse.SUPPRESS, metavar="MESH", help="not needed here; accepted as everywhere")
+    parser.add_argument(
+        "--port", type=_port, default=9092, help="port on 127.0.0.1 (default: 9092; 0 takes a free one)"
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=Path(".joinmesh/broker"), help="its folder (default: .joinmesh/broker)"
+    )
+    parser.add_argument(
+        "-f", "--file", default=argparse.SUPPRESS, metavar="MESH", help="not needed here; accepted as everywhere"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

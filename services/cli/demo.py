@@ -15,8 +15,19 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--events", type=int, default=60_000, help="events over all three streams (default: 60000)")
     parser.add_argument("--keep", action="store_true", help="leave the broker running afterwards")
-    parser.add_argument("--dir", type=Path, default=Path(".joinmesh/demo"), help="the demo's folder, emptied first (default: .joinmesh/demo)")
-    parser.add_argument("-f", "--file", default=None, metavar="MESH", help="another mesh file than the shop (its kafka address is replaced)")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path(".joinmesh/demo"),
+        help="the demo's folder, emptied first (default: .joinmesh/demo)",
+    )
+    parser.add_argument(
+        "-f",
+        "--file",
+        default=None,
+        metavar="MESH",
+        help="another mesh file than the shop (its kafka address is replaced)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

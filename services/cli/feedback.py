@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("tail",))
     add_mesh(parser)
     parser.add_argument("--query", help="only this query")
-    parser.add_argument("--from-start", action="store_true", help="begin with what the topics hold, not with what comes now")
+    parser.add_argument(
+        "--from-start", action="store_true", help="begin with what the topics hold, not with what comes now"
+    )
     parser.add_argument("-n", "--count", type=int, help="stop after so many messages (default: Ctrl-C stops)")
 
 
@@ -29,20 +31,28 @@ def run(args: argparse.Namespace) -> int:
     from schemas.errors import JoinmeshError
     from services.runtime.control import derive_plan, read_plans
     from services.runtime.kafka import client_config
-    from topology.shapes import shapes_of
+    from topology.plan.shapes import shapes_of
 
     mesh = mesh_of(args)
     if args.query is not None and args.query not in mesh.queries:
         raise JoinmeshError(f"no query `{args.query}` in {mesh.file}; there is {', '.join(mesh.queries)}")
-    running = {name: plan for name, plan in read_plans(mesh).items() if plan.feedback != "off" and args.query in (None, name)}
+    running = {
+        name: plan for name, plan in read_plans(mesh).items() if plan.feedback != "off" and args.query in (None, name)
+    }
     if not running:
-        raise JoinmeshError(f"no query of mesh {mesh.name} runs with feedback; write `feedback: {{{args.query or next(iter(mesh.queries))}: on}}` into {mesh.file}")
+        raise JoinmeshError(
+            f"no query of mesh {mesh.name} runs with feedback; write `feedback:"
+            f" {{{args.query or next(iter(mesh.queries))}: on}}` into {mesh.file}"
+        )
     shapes: dict[str, list[str]] = {}
     for name, published in running.items():
         for node, said in shapes_of(derive_plan(mesh, published)).items():
             shapes[topics.node_feedback(mesh.name, name, node)] = [str(shape) for shape in said]
     if not any(shapes.values()):
-        raise JoinmeshError(f"no two nodes of {', '.join(running)} talk to one another: an M-Join keeps its feedback to itself; see joinmesh status -f {mesh.file}")
+        raise JoinmeshError(
+            f"no two nodes of {', '.join(running)} talk to one another: an M-Join keeps its feedback to itself; see"
+            f" joinmesh status -f {mesh.file}"
+        )
     consumer = Consumer(client_config(mesh, group_id=f"{mesh.name}.feedback-tail", enable_auto_commit=False))
     start = OFFSET_BEGINNING if args.from_start else OFFSET_END
     consumer.assign([TopicPartition(topic, p, start) for topic in shapes for p in range(mesh.partitions)])
@@ -66,8 +76,8 @@ def in_words(value: bytes | None, topic: str, partition: int, shapes: Mapping[st
 
     from schemas.block import decode_block
     from schemas.errors import BlockError
-    from topology.subtuples import SHAPE
-    from topology.window import COMPLETE
+    from topology.state.lookup import SHAPE
+    from topology.state.window import COMPLETE
 
     target = topic.removesuffix(".feedback").partition(".")[2]
     try:
@@ -84,7 +94,8 @@ def in_words(value: bytes | None, topic: str, partition: int, shapes: Mapping[st
     counts = Counter(int(i) for i in block.rows[SHAPE].tolist())
     what = [
         known[i] if known[i] == "everything" else f"{count} value{'s' if count > 1 else ''} of {known[i]}"
-        for i, count in sorted(counts.items()) if 0 <= i < len(known)
-    ]  # fmt: skip
+        for i, count in sorted(counts.items())
+        if 0 <= i < len(known)
+    ]
     verb = {"suspend": "do not make", "resume": "make again"}.get(header.kind, header.kind)
     return f"{who}: {verb} {', '.join(what)} (my other side has reached {time})"

@@ -1,7 +1,7 @@
 """`joinmesh COMMAND …`: finds the command, runs it, and turns every expected failure into one line on stderr.
 
-Invariant: exit code 0 means done, 1 failed, 2 wrong usage, 130 interrupted. A traceback is shown only with --debug or for a bug of ours.
-Nothing heavy is imported before the command is known: `joinmesh --help` answers at once.
+Invariant: exit code 0 means done, 1 failed, 2 wrong usage, 130 interrupted. A traceback is shown only with --debug or
+for a bug of ours. Nothing heavy is imported before the command is known: `joinmesh --help` answers at once.
 """
 
 import argparse
@@ -60,9 +60,11 @@ def main(argv: list[str] | None = None) -> int:
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Every command's name and sentence, but the options only of the one that is asked for."""
     parser = argparse.ArgumentParser(
-        prog="joinmesh", description="Joins event streams that live in Kafka.", epilog=_EXAMPLES,
+        prog="joinmesh",
+        description="Joins event streams that live in Kafka.",
+        epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action="version", version=_version() if "--version" in arguments else "")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -73,9 +75,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
             continue
         module = importlib.import_module(f"services.cli.{name}")
         one = commands.add_parser(
-            name, help=sentence, description=(module.__doc__ or "").partition("\n")[0], epilog=module.EXAMPLES,
+            name,
+            help=sentence,
+            description=(module.__doc__ or "").partition("\n")[0],
+            epilog=module.EXAMPLES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+        )
         one.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
         module.add_arguments(one)
         one.set_defaults(run=module.run)

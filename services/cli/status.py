@@ -1,4 +1,5 @@
-"""What the services last said about themselves: one line a service, one line a side of each join node's state, and alarms.
+"""What the services last said about themselves: one line a service, one line a side of each join node's state, and
+alarms.
 
 Invariant: it only reads, so it works while services run and after they stopped; each line says how old its report is.
 """
@@ -21,7 +22,18 @@ EXAMPLES = """examples:
 WATCH_S = 2.0
 STALE_MS = 15_000  # services report every second or so: an older report means that the service is not running
 _COUNTS = ("events_in", "rows_in", "rows_out", "late", "dead", "null_keys", "filtered", "lag")
-_FEEDBACK = ("suspended_here", "suspended_above", "rows_diverted", "pairs_avoided", "pairs_resumed", "values_suspended", "values_resumed", "blocks_sent", "bytes_sent", "sides_speaking")
+_FEEDBACK = (
+    "suspended_here",
+    "suspended_above",
+    "rows_diverted",
+    "pairs_avoided",
+    "pairs_resumed",
+    "values_suspended",
+    "values_resumed",
+    "blocks_sent",
+    "bytes_sent",
+    "sides_speaking",
+)
 
 
 _HERALDS = ("blocks", "rows_held", "composites_found", "not_made", "made_later")
@@ -47,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
             if args.json:
                 print(json.dumps(reports, indent=None if args.watch else 2, sort_keys=True), flush=True)
             else:
-                print(("\033[2J\033[H" if args.watch else "") + render(mesh.name, expected, reports, now_ms), flush=True)
+                print(
+                    ("\033[2J\033[H" if args.watch else "") + render(mesh.name, expected, reports, now_ms), flush=True
+                )
             if not args.watch:
                 return 0
             until = time.monotonic() + WATCH_S
@@ -74,13 +88,27 @@ def render(mesh: str, expected: list[str], reports: "dict[str, Report]", now_ms:
             rows.append(_service_row(instance, report, now_ms))
             states += [_state_row(instance, side) for side in report.get("state") or []]
             if report.get("feedback"):
-                feedback.append([instance, *((size if name == "bytes_sent" else number)(report["feedback"].get(name)) for name in _FEEDBACK)])
+                feedback.append(
+                    [
+                        instance,
+                        *(
+                            (size if name == "bytes_sent" else number)(report["feedback"].get(name))
+                            for name in _FEEDBACK
+                        ),
+                    ]
+                )
             for told in report.get("heralds") or []:
                 heeded = f"{told.get('heeded', 0)} of {told.get('partitions', 0)}"
-                heralds.append([instance, told.get("herald", "?"), heeded, *(number(told.get(name)) for name in _HERALDS)])
+                heralds.append(
+                    [instance, told.get("herald", "?"), heeded, *(number(told.get(name)) for name in _HERALDS)]
+                )
             alarms += [f"{instance}: {text}" for text in report.get("alarms") or []]
     columns = [name.replace("_", " ") for name in _COUNTS]
-    text = f"mesh {mesh}\n\n" + table(["service", "reported", *columns, "watermark", "step p50", "step p99"], rows, right=[*columns, "step p50", "step p99"])
+    text = f"mesh {mesh}\n\n" + table(
+        ["service", "reported", *columns, "watermark", "step p50", "step p99"],
+        rows,
+        right=[*columns, "step p50", "step p99"],
+    )
     if states:
         header = ["node", "side", "rows", "bytes", "segments", "holds", "window"]
         text += "\n\n" + table(header, states, right=["rows", "bytes", "segments"])
@@ -114,9 +142,21 @@ def _service_row(instance: str, report: "Report", now_ms: float) -> list[object]
 
 def _state_row(instance: str, side: dict[str, Any]) -> list[object]:
     oldest, newest, window = side.get("oldest_ms"), side.get("newest_ms"), side.get("window_ms")
-    held = newest - oldest if isinstance(oldest, int | float) and isinstance(newest, int | float) and newest >= oldest else None
+    held = (
+        newest - oldest
+        if isinstance(oldest, int | float) and isinstance(newest, int | float) and newest >= oldest
+        else None
+    )
     name = f"{side.get('side', '?')} {side.get('name', '')}".strip()
-    return [instance, name, number(side.get("rows")), size(side.get("bytes")), number(side.get("segments")), duration(held), duration(window)]
+    return [
+        instance,
+        name,
+        number(side.get("rows")),
+        size(side.get("bytes")),
+        number(side.get("segments")),
+        duration(held),
+        duration(window),
+    ]
 
 
 def _ms(value: Any) -> str:

@@ -14,7 +14,11 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mesh(parser)
-    parser.add_argument("--create", action="store_true", help="create the missing ones (source topics excepted: their producers own them)")
+    parser.add_argument(
+        "--create",
+        action="store_true",
+        help="create the missing ones (source topics excepted: their producers own them)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +36,10 @@ def run(args: argparse.Namespace) -> int:
     for name, needed in [*((name, None) for name in sources), *((topic.name, topic) for topic in wanted)]:
         if name not in found:
             rows.append([name, needed.partitions if needed else "-", "-", "-", "missing"])
-            wrong.append(f"topic {name} is missing" + ("" if needed else f" (a source topic; `joinmesh generate -f {mesh.file} --create 4` makes one)"))
+            wrong.append(
+                f"topic {name} is missing"
+                + ("" if needed else f" (a source topic; `joinmesh generate -f {mesh.file} --create 4` makes one)")
+            )
             continue
         faults = problems(needed, found[name], mesh.bootstrap) if needed else []
         wrong += faults

@@ -1,6 +1,7 @@
 """Runs all services of a mesh in the foreground, restarts those that die, and stops cleanly on Ctrl-C or SIGTERM.
 
-Invariant: started again on the same data folder it carries on where it was; the first time it reads source topics from their beginning.
+Invariant: started again on the same data folder it carries on where it was; the first time it reads source topics from
+their beginning.
 """
 
 import argparse
@@ -17,8 +18,15 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mesh(parser)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="state and logs (default: .joinmesh/<mesh> beside the mesh file)")
-    parser.add_argument("--until-idle", type=float, metavar="SECONDS", help="stop when all events are processed and nothing moved for so long")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="state and logs (default: .joinmesh/<mesh> beside the mesh file)"
+    )
+    parser.add_argument(
+        "--until-idle",
+        type=float,
+        metavar="SECONDS",
+        help="stop when all events are processed and nothing moved for so long",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

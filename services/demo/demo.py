@@ -1,7 +1,8 @@
 """The whole of joinmesh in one command: broker, events, join, audit, and a table of what happened.
 
-Invariant: it is the real thing (an own broker, the same services as `joinmesh up`, the same audit) in one folder that it empties first, and
-exit code 0 means that the audit found every result right. Nothing of it is left running, unless asked for with --keep.
+Invariant: it is the real thing (an own broker, the same services as `joinmesh up`, the same audit) in one folder that
+it empties first, and exit code 0 means that the audit found every result right. Nothing of it is left running, unless
+asked for with --keep.
 """
 
 import argparse
@@ -55,7 +56,10 @@ def run_demo(folder: Path, events: int, keep: bool, mesh_file: str | None = None
         verdict = _audit(mesh, report)
         print(_summary(mesh, generated, reports, join_s, verdict, folder, time.monotonic() - began))
         if keep:
-            print(f"\nthe broker still runs at {broker.bootstrap}; stop it with: {_command()} broker down --dir {_near(broker.folder)}")
+            print(
+                f"\nthe broker still runs at {broker.bootstrap}; stop it with: {_command()} broker down --dir"
+                f" {_near(broker.folder)}"
+            )
         return verdict
     finally:
         if not keep:
@@ -70,27 +74,41 @@ def clean_up(folder: Path) -> None:
     if not folder.exists():
         return
     if any(folder.iterdir()) and not (folder / MARK).exists():
-        raise MachineError(f"{folder} is not a folder of an earlier demo, so it is not emptied; choose another one with --dir")
+        raise MachineError(
+            f"{folder} is not a folder of an earlier demo, so it is not emptied; choose another one with --dir"
+        )
     if LocalBroker(folder / "broker").stop():
         progress("stopped the broker of an earlier demo")
     shutil.rmtree(folder)
 
 
 def _write_mesh(folder: Path, bootstrap: str, mesh_file: str | None) -> Mesh:
-    text = Path(mesh_file).read_text() if mesh_file else importlib.resources.files("services.demo").joinpath("shop.yaml").read_text()
+    text = (
+        Path(mesh_file).read_text()
+        if mesh_file
+        else importlib.resources.files("services.demo").joinpath("shop.yaml").read_text()
+    )
     if mesh_file:
         load_mesh(mesh_file)
     file = folder / "mesh.yaml"
-    file.write_text(re.sub(r"^kafka:.*(?:\n[ \t]+.*)*", f'kafka: {{bootstrap: "{bootstrap}"}}', text, count=1, flags=re.MULTILINE))
+    file.write_text(
+        re.sub(r"^kafka:.*(?:\n[ \t]+.*)*", f'kafka: {{bootstrap: "{bootstrap}"}}', text, count=1, flags=re.MULTILINE)
+    )
     return load_mesh(file)
 
 
 def _workload(events: int, streams: int) -> Workload:
     # The lateness of the shop's streams is 2 s and more, so up to 1.5 s of disorder is not late.
     return Workload(
-        count=events // streams, seed=7, event_rate=max(100.0, events / streams / 200), keys="related", out_of_order_ms=1_500,
-        late=0.01, broken=0.01, null=0.01,
-    )  # fmt: skip
+        count=events // streams,
+        seed=7,
+        event_rate=max(100.0, events / streams / 200),
+        keys="related",
+        out_of_order_ms=1_500,
+        late=0.01,
+        broken=0.01,
+        null=0.01,
+    )
 
 
 def _reports(mesh: Mesh) -> dict[str, Report]:
@@ -110,13 +128,31 @@ def _audit(mesh: Mesh, report: Path) -> int:
 
 
 def _summary(
-    mesh: Mesh, generated: Generated, reports: dict[str, Report], join_s: float, verdict: int, folder: Path, total_s: float
+    mesh: Mesh,
+    generated: Generated,
+    reports: dict[str, Report],
+    join_s: float,
+    verdict: int,
+    folder: Path,
+    total_s: float,
 ) -> str:
     rows = [[s.stream, f"{s.events:,}", f"{s.late:,}", f"{s.broken:,}", f"{s.null:,}"] for s in generated.streams]
     ingest = list(instances(reports, "ingest").values())
     facts = [
-        ["events generated", f"{generated.events:,} in {generated.seconds:.1f} s ({generated.events / max(generated.seconds, 1e-9):,.0f}/s)"],
-        ["events read", f"{_sum(ingest, 'events_in'):,}, of them {_sum(ingest, 'late'):,} late and {_sum(ingest, 'dead'):,} undecodable"],
+        [
+            "events generated",
+            (
+                f"{generated.events:,} in {generated.seconds:.1f} s"
+                f" ({generated.events / max(generated.seconds, 1e-9):,.0f}/s)"
+            ),
+        ],
+        [
+            "events read",
+            (
+                f"{_sum(ingest, 'events_in'):,}, of them {_sum(ingest, 'late'):,} late and {_sum(ingest, 'dead'):,}"
+                " undecodable"
+            ),
+        ],
     ]
     for query in mesh.queries:
         sink = list(instances(reports, f"{query}.sink").values())
@@ -124,8 +160,21 @@ def _summary(
         if latency := _latency(sink):
             facts.append([f"latency of {query}", latency])
     facts += [
-        ["throughput", f"{generated.events / join_s:,.0f} events/s (start and {QUIET_S:g} s of quiet at the end included: {join_s:.1f} s)"],
-        ["audit", "PASSED: every result is there once, with the right values, and nothing else" if verdict == 0 else "FAILED, see the report"],
+        [
+            "throughput",
+            (
+                f"{generated.events / join_s:,.0f} events/s (start and {QUIET_S:g} s of quiet at the end included:"
+                f" {join_s:.1f} s)"
+            ),
+        ],
+        [
+            "audit",
+            (
+                "PASSED: every result is there once, with the right values, and nothing else"
+                if verdict == 0
+                else "FAILED, see the report"
+            ),
+        ],
         ["the whole demo", duration(total_s * 1000)],
     ]
     me, file = _command(), _near(folder / "mesh.yaml")
@@ -137,14 +186,20 @@ def _summary(
         ["look around with a live broker", f"{me} demo --keep, then {me} status -f {file}"],
         ["your own events", f"{me} broker up, copy the mesh file, {me} generate / up / audit -f mesh.yaml"],
     ]
-    return "\n\n".join([
-        "\n" + table(["stream", "events", "late", "broken", "null"], rows, right=["events", "late", "broken", "null"]),
-        _pairs(facts), "where to look next\n" + _pairs(look),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            "\n"
+            + table(["stream", "events", "late", "broken", "null"], rows, right=["events", "late", "broken", "null"]),
+            _pairs(facts),
+            "where to look next\n" + _pairs(look),
+        ]
+    )
 
 
 def _latency(sink: list[Report]) -> str | None:
-    pairs = [(r.get("latency_ms_p50", r.get("step_ms_p50")), r.get("latency_ms_p99", r.get("step_ms_p99"))) for r in sink]
+    pairs = [
+        (r.get("latency_ms_p50", r.get("step_ms_p50")), r.get("latency_ms_p99", r.get("step_ms_p99"))) for r in sink
+    ]
     values = [(p50, p99) for p50, p99 in pairs if p50 is not None and p99 is not None]
     return f"p50 {max(v[0] for v in values):,.0f} ms, p99 {max(v[1] for v in values):,.0f} ms" if values else None
 

@@ -1,7 +1,7 @@
 """From a sequence to Kafka messages, a slice at a time: columns, then JSON lines, then the broken ones.
 
-Invariant: a record that is not marked broken decodes to exactly the stream's fields and types; one that is marked cannot be decoded, in one of
-four ways in turn (cut JSON, wrong type, no event time, empty value).
+Invariant: a record that is not marked broken decodes to exactly the stream's fields and types; one that is marked
+cannot be decoded, in one of four ways in turn (cut JSON, wrong type, no event time, empty value).
 """
 
 import zlib
@@ -25,7 +25,8 @@ Message = tuple[int, dict[str, Any]]  # partition, and what the producer takes
 
 
 class Encoder:
-    """Encodes one stream. Values of plain fields come from a generator of random numbers of their own, in order of the slices."""
+    """Encodes one stream. Values of plain fields come from a generator of random numbers of their own, in order of the
+    slices."""
 
     def __init__(self, stream: Stream, domains: dict[str, Domain], shape: Shape, work: Workload) -> None:
         self.stream, self.domains, self.shape, self.work = stream, domains, shape, work
@@ -35,7 +36,9 @@ class Encoder:
     def messages(self, rows: Sequence, begin: int, end: int) -> list[Message]:
         part = slice(begin, end)
         n = len(rows.ts[part])
-        frame = self._nulls(pl.DataFrame({name: self._column(name, rows, part, n) for name in self.stream.fields}), rows.null[part])
+        frame = self._nulls(
+            pl.DataFrame({name: self._column(name, rows, part, n) for name in self.stream.fields}), rows.null[part]
+        )
         lines = frame.write_ndjson().encode().split(b"\n")[:n]
         keys: list[str | None]
         keys = frame[self.key_field].cast(pl.String).to_list() if self.key_field else [None] * n
@@ -66,7 +69,9 @@ class Encoder:
             case FieldType.STRING:
                 words = _WORDS.get(name, tuple(f"{name}-{i}" for i in range(8)))
                 words = tuple(dict.fromkeys(words + tuple(c for c in constants if isinstance(c, str))))
-                return pl.Series(name, np.array(words, dtype=object)[self.rng.integers(0, len(words), n)], dtype=pl.String)
+                return pl.Series(
+                    name, np.array(words, dtype=object)[self.rng.integers(0, len(words), n)], dtype=pl.String
+                )
 
     def _key(self, name: str, kind: FieldType, domain: Domain, index: np.ndarray[Any, np.dtype[np.int64]]) -> pl.Series:
         series = pl.Series(name, index)

@@ -1,7 +1,7 @@
 """Writes a workload to the mesh's source topics.
 
-Invariant: within a partition, records are produced in the sequence's order and exactly once (idempotent producer); streams advance together in
-event time, so a reader that starts in the middle sees them as they would have come.
+Invariant: within a partition, records are produced in the sequence's order and exactly once (idempotent producer);
+streams advance together in event time, so a reader that starts in the middle sees them as they would have come.
 """
 
 import time
@@ -51,7 +51,12 @@ class Generated:
 
 
 def generate(
-    mesh: Mesh, work: Workload | None = None, *, streams: Iterable[str] | None = None, create: int | None = None, progress: Progress = lambda _: None
+    mesh: Mesh,
+    work: Workload | None = None,
+    *,
+    streams: Iterable[str] | None = None,
+    create: int | None = None,
+    progress: Progress = lambda _: None,
 ) -> Generated:
     """Write the workload; `create` makes missing source topics with that many partitions."""
     work = work or Workload()
@@ -63,7 +68,9 @@ def generate(
         if name not in mesh.streams:
             raise JoinmeshError(f"no stream `{name}` in {mesh.file}{did_you_mean(name, mesh.streams)}")
         if name in tables:
-            raise JoinmeshError(f"`{name}` is a table: generate writes events of streams only; write its records yourself")
+            raise JoinmeshError(
+                f"`{name}` is a table: generate writes events of streams only; write its records yourself"
+            )
     if tables and not streams:
         progress(f"tables are yours to write, before the mesh first starts: {', '.join(tables)}")
     if create is not None:
@@ -74,7 +81,9 @@ def generate(
     sequences: dict[str, Sequence] = {}
     encoders: dict[str, Encoder] = {}
     for name in chosen:
-        domains = {field: shape.domains[name, field] for field in mesh.streams[name].fields if (name, field) in shape.domains}
+        domains = {
+            field: shape.domains[name, field] for field in mesh.streams[name].fields if (name, field) in shape.domains
+        }
         distinct = list(dict.fromkeys(domains.values()))
         place = shape.order.index(name)
         sequences[name] = sequence(mesh.streams[name], place, distinct, shape, work, event_rate, partitions[name])
@@ -84,7 +93,8 @@ def generate(
 
 
 def ensure_sources(mesh: Mesh, streams: Iterable[str], partitions: int, progress: Progress) -> None:
-    """Create the source topics that are missing. One that is there is left as it is, whatever its settings: it is its owner's."""
+    """Create the source topics that are missing. One that is there is left as it is, whatever its settings: it is its
+    owner's."""
     from services.runtime.kafka import describe_topics
 
     topics = {mesh.streams[name].topic for name in streams}
@@ -92,24 +102,36 @@ def ensure_sources(mesh: Mesh, streams: Iterable[str], partitions: int, progress
     ensure_topics(mesh, [Topic(name, partitions, {"retention.ms": "-1"}) for name in missing], progress)
 
 
-def _produce(mesh: Mesh, work: Workload, sequences: dict[str, Sequence], encoders: dict[str, Encoder], progress: Progress) -> float:
+def _produce(
+    mesh: Mesh, work: Workload, sequences: dict[str, Sequence], encoders: dict[str, Encoder], progress: Progress
+) -> float:
     errors: list[str] = []
 
     def failed(error: KafkaError | None, _: Any) -> None:
         if error is not None and len(errors) < 1:
             errors.append(str(error))
 
-    producer = Producer(client_config(
-        mesh, enable_idempotence=True, linger_ms=20, batch_size=1_000_000, queue_buffering_max_messages=2 * QUEUE,
-        queue_buffering_max_kbytes=1_000_000, delivery_report_only_error=True, log_level=3,
-    ))  # fmt: skip
+    producer = Producer(
+        client_config(
+            mesh,
+            enable_idempotence=True,
+            linger_ms=20,
+            batch_size=1_000_000,
+            queue_buffering_max_messages=2 * QUEUE,
+            queue_buffering_max_kbytes=1_000_000,
+            delivery_report_only_error=True,
+            log_level=3,
+        )
+    )
     # Encoded in slices of one size whatever the pace, because the slices decide in which order random values are drawn.
     piece = SLICE if work.rate is None else max(1, min(SLICE, int(work.rate / len(sequences) / 20)))
     total = work.count * len(sequences)
     done, started, said = 0, time.monotonic(), time.monotonic()
     for begin in range(0, work.count, SLICE):
         end = min(begin + SLICE, work.count)
-        batches = {mesh.streams[name].topic: encoders[name].messages(rows, begin, end) for name, rows in sequences.items()}
+        batches = {
+            mesh.streams[name].topic: encoders[name].messages(rows, begin, end) for name, rows in sequences.items()
+        }
         for at in range(0, end - begin, piece):
             for topic, messages in batches.items():
                 _send(producer, topic, messages[at : at + piece], failed)
@@ -123,12 +145,19 @@ def _produce(mesh: Mesh, work: Workload, sequences: dict[str, Sequence], encoder
                 progress(f"{done:,} of {total:,} events ({done / (said - started):,.0f}/s)")
     left = producer.flush(60)
     if errors or left:
-        raise MachineError(f"events could not be written to {mesh.bootstrap}: {errors[0] if errors else f'{left} not acknowledged within 60 s'}")
+        raise MachineError(
+            f"events could not be written to {mesh.bootstrap}:"
+            f" {errors[0] if errors else f'{left} not acknowledged within 60 s'}"
+        )
     return time.monotonic() - started
 
 
-def _send(producer: Producer, topic: str, messages: list[Message], failed: Callable[[KafkaError | None, Any], None]) -> None:
-    while len(producer) > QUEUE:  # never into a full queue: a refused message between accepted ones would change the order
+def _send(
+    producer: Producer, topic: str, messages: list[Message], failed: Callable[[KafkaError | None, Any], None]
+) -> None:
+    while (
+        len(producer) > QUEUE
+    ):  # never into a full queue: a refused message between accepted ones would change the order
         producer.poll(0.05)
     # A call per partition: produce_batch (2.16) ignores the partition that a single message asks for.
     by_partition: dict[int, list[dict[str, Any]]] = {}
@@ -151,12 +180,21 @@ def _warn_of_older_records(mesh: Mesh, partitions: dict[str, int], progress: Pro
     for topic, places in offsets.items():
         older = sum(high - low for low, high in places)
         if older:
-            progress(f"topic {topic} already holds {older:,} records; new events with older times than theirs are late (see --start)")
+            progress(
+                f"topic {topic} already holds {older:,} records; new events with older times than theirs are late (see"
+                " --start)"
+            )
 
 
 def _summary(mesh: Mesh, name: str, partitions: int, rows: Sequence) -> GeneratedStream:
     return GeneratedStream(
-        stream=name, topic=mesh.streams[name].topic, partitions=partitions, events=len(rows.ts), late=int(rows.late.sum()),
-        broken=int(rows.broken.sum()), null=int(rows.null.sum()),
-        first_ms=int(rows.ts.min()) if len(rows.ts) else 0, last_ms=int(rows.ts.max()) if len(rows.ts) else 0,
-    )  # fmt: skip
+        stream=name,
+        topic=mesh.streams[name].topic,
+        partitions=partitions,
+        events=len(rows.ts),
+        late=int(rows.late.sum()),
+        broken=int(rows.broken.sum()),
+        null=int(rows.null.sum()),
+        first_ms=int(rows.ts.min()) if len(rows.ts) else 0,
+        last_ms=int(rows.ts.max()) if len(rows.ts) else 0,
+    )

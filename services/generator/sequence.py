@@ -1,7 +1,9 @@
-"""The order of one stream's events: keys, event times, partitions, which are late, broken or null. All arrays, no loops over events.
+"""The order of one stream's events: keys, event times, partitions, which are late, broken or null. All arrays, no loops
+over events.
 
-Invariant: everything is decided by (workload, stream's name, its place among the streams, partitions). Within a partition events stand in the
-order they will be produced, so lateness, which is a function of that order, is counted here exactly as a reader of the log counts it.
+Invariant: everything is decided by (workload, stream's name, its place among the streams, partitions). Within a
+partition events stand in the order they will be produced, so lateness, which is a function of that order, is counted
+here exactly as a reader of the log counts it.
 """
 
 import zlib
@@ -33,12 +35,16 @@ class Sequence:
     null: Bools
 
 
-def sequence(stream: Stream, place: int, domains: list[Domain], shape: Shape, work: Workload, event_rate: float, partitions: int) -> Sequence:
+def sequence(
+    stream: Stream, place: int, domains: list[Domain], shape: Shape, work: Workload, event_rate: float, partitions: int
+) -> Sequence:
     rng = np.random.default_rng([work.seed, zlib.crc32(stream.name.encode())])
     n = work.count
     index = np.arange(n, dtype=np.int64)
     ts = work.start_ms + (index * (1000.0 / event_rate)).astype(np.int64)
-    if work.keys == "related":  # each stream follows the one before it, and all parts of a chain meet within the shortest window
+    if (
+        work.keys == "related"
+    ):  # each stream follows the one before it, and all parts of a chain meet within the shortest window
         hop_ms = min(shape.window_ms / (2 * max(len(shape.order), 1)), 5_000)
         ts += (place * hop_ms + rng.random(n) * hop_ms * (place > 0)).astype(np.int64)
     keys = {domain.number: _draw(rng, index, work, domain) for domain in domains}
@@ -71,7 +77,8 @@ def late_events(ts: Ints, partition: Ints, broken: Bools, lateness_ms: int, part
 
 
 def _set_back(ts: Ints, partition: Ints, broken: Bools, wanted: Bools, back: Ints, partitions: int) -> Ints:
-    """Move the wanted events to before what their partition has already seen; a partition's first event cannot be late."""
+    """Move the wanted events to before what their partition has already seen; a partition's first event cannot be
+    late."""
     ts = ts.copy()
     for p in range(partitions):
         rows = np.flatnonzero((partition == p) & ~broken)

@@ -1,7 +1,7 @@
 """What to generate, and which fields are keys.
 
-Invariant: two fields that some query equates are of one *domain*: the same index always stands for the same value in both, so
-generated events join. Fields that no query equates are plain values.
+Invariant: two fields that some query equates are of one *domain*: the same index always stands for the same value in
+both, so generated events join. Fields that no query equates are plain values.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from typing import Literal
 
 from schemas.errors import JoinmeshError
 from schemas.mesh import FieldType, Mesh
-from topology.expression import And, Column, Compare, Expression, Or, children
-from topology.expression import Literal as Constant
-from topology.query import Query
+from topology.query.expression import And, Column, Compare, Expression, Or, children
+from topology.query.expression import Literal as Constant
+from topology.query.query import Query
 
 KEYS = ("uniform", "zipf", "related", "sequential")
 DEFAULT_START_MS = 1_735_689_600_000  # 2025-01-01T00:00:00Z: fixed, so that a seed alone decides the events
@@ -24,7 +24,9 @@ class Workload:
 
     count: int = 10_000
     seed: int = 1
-    rate: float | None = None  # events a second by the clock on the wall, all streams together; None: as fast as possible
+    rate: float | None = (
+        None  # events a second by the clock on the wall, all streams together; None: as fast as possible
+    )
     event_rate: float | None = None  # events per second of event time; default 1000, or what `rate` makes of it
     keys: str = "related"
     key_count: int | None = None
@@ -62,14 +64,16 @@ class Shape:
 
     order: tuple[str, ...]  # streams in the order the queries name them; unused ones last
     domains: dict[tuple[str, str], Domain]  # (stream, field) -> domain
-    constants: dict[tuple[str, str], tuple[int | float | str, ...]]  # what a field is compared with: worth generating around
+    constants: dict[
+        tuple[str, str], tuple[int | float | str, ...]
+    ]  # what a field is compared with: worth generating around
     window_ms: int  # the shortest window: related events must meet within it
 
 
 def shape_of(mesh: Mesh, queries: dict[str, Query]) -> Shape:
     """
-    Fields linked by equalities of any query, over all queries together, share a domain. An event-time field is never a key:
-    its value is the event's time.
+    Fields linked by equalities of any query, over all queries together, share a domain. An event-time field is never a
+    key: its value is the event's time.
     """
     parent: dict[tuple[str, str], tuple[str, str]] = {}
 

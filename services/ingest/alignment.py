@@ -1,8 +1,8 @@
 """Which source partitions may go on: keeps streams together in event time while old topics are replayed.
 
-Invariant: a partition that is further ahead of the slowest one that still has records to read than the slack waits, so that states hold about a
-window however unevenly topics are read. A partition with nothing left to read holds nobody up, and nobody waits for one that
-has not moved for a while.
+Invariant: a partition that is further ahead of the slowest one that still has records to read than the slack waits, so
+that states hold about a window however unevenly topics are read. A partition with nothing left to read holds nobody up,
+and nobody waits for one that has not moved for a while.
 """
 
 from collections import deque
@@ -20,7 +20,9 @@ class Backlog:
 
     offsets: deque[int] = field(default_factory=deque)
     values: deque[bytes | None] = field(default_factory=deque)
-    keys: dict[int, bytes | None] = field(default_factory=dict)  # record keys of a table's records without a value: what they delete
+    keys: dict[int, bytes | None] = field(
+        default_factory=dict
+    )  # record keys of a table's records without a value: what they delete
     time: int | None = None  # event time reached
     fetched: int = 0  # next offset to fetch
     end: int | None = None  # where the topic was last seen to end
@@ -51,7 +53,17 @@ def may_go(backlogs: dict[Place, Backlog], slack_ms: int, now: float) -> Iterabl
     if None in times:  # a partition with records that nobody has looked at yet: everyone may show a first batch
         slowest = min((t for t in times if t is not None), default=None)
         if any(b.time is None and len(b) for b in holding):
-            return [place for place, b in backlogs.items() if len(b) and (b.time is None or slowest is None or b.time <= slowest)]
-        return [place for place, b in backlogs.items() if len(b) and (slowest is None or b.time is None or b.time <= slowest + slack_ms)]
+            return [
+                place
+                for place, b in backlogs.items()
+                if len(b) and (b.time is None or slowest is None or b.time <= slowest)
+            ]
+        return [
+            place
+            for place, b in backlogs.items()
+            if len(b) and (slowest is None or b.time is None or b.time <= slowest + slack_ms)
+        ]
     slowest = min((t for t in times if t is not None), default=None)
-    return [p for p, b in backlogs.items() if len(b) and (slowest is None or b.time is None or b.time <= slowest + slack_ms)]
+    return [
+        p for p, b in backlogs.items() if len(b) and (slowest is None or b.time is None or b.time <= slowest + slack_ms)
+    ]

@@ -1,11 +1,11 @@
 """The ingest service: source topics in, blocks for the join nodes out.
 
-A round: fetch, decide which partitions may go on (alignment), read them into columns, send blocks; now and then tell every channel its
-positions, flush, and commit the source offsets with each partition's reading as metadata. Static tables come first: streams wait until those of this
-worker are loaded up to their cut, and nothing behind it is read.
+A round: fetch, decide which partitions may go on (alignment), read them into columns, send blocks; now and then tell
+every channel its positions, flush, and commit the source offsets with each partition's reading as metadata. Static
+tables come first: streams wait until those of this worker are loaded up to their cut, and nothing behind it is read.
 
-Invariant: a source offset is committed only after every block of the rows before it is delivered and every channel knows the
-position; so a restart repeats rows (dropped downstream by source offset) and never skips one.
+Invariant: a source offset is committed only after every block of the rows before it is delivered and every channel
+knows the position; so a restart repeats rows (dropped downstream by source offset) and never skips one.
 """
 
 import logging
@@ -34,10 +34,10 @@ from services.runtime.kafka import client_config, source_partitions
 from services.runtime.producer import Sender
 from services.runtime.report import Reporter
 from services.runtime.service import Arguments, end_when_fatal, end_when_lost
-from topology.ingest import HeraldRouter, Read, Reading, Router, StreamReader, routers_of
-from topology.plan import Plan
-from topology.table import TableReader
-from topology.window import COMPLETE
+from topology.ingest.reading import HeraldRouter, Read, Reading, Router, StreamReader, routers_of
+from topology.ingest.table import TableReader
+from topology.plan.plan import Plan
+from topology.state.window import COMPLETE
 
 log = logging.getLogger("joinmesh.ingest")
 FETCH = 20_000  # records a round
@@ -54,13 +54,25 @@ def serve(arguments: Arguments) -> None:
     plans = wait_for_plans(mesh, mesh.queries)
     used = {s.stream for _, plan in plans.values() for s in plan.query.sources}
     sender = Sender(mesh)
-    consumer = Consumer(client_config(
-        mesh, group_id=f"{mesh.name}.ingest", group_instance_id=f"{mesh.name}.ingest-{instance}", enable_auto_commit=False,
-        auto_offset_reset="error", session_timeout_ms=10_000, fetch_wait_max_ms=20, fetch_min_bytes=64 << 10,
-        fetch_message_max_bytes=512 << 10, queued_min_messages=60_000, fetch_queue_backoff_ms=10,
-        queued_max_messages_kbytes=64 << 10, enable_partition_eof=True, partition_assignment_strategy="roundrobin",
-        error_cb=end_when_fatal("ingest"),
-    ))  # fmt: skip
+    consumer = Consumer(
+        client_config(
+            mesh,
+            group_id=f"{mesh.name}.ingest",
+            group_instance_id=f"{mesh.name}.ingest-{instance}",
+            enable_auto_commit=False,
+            auto_offset_reset="error",
+            session_timeout_ms=10_000,
+            fetch_wait_max_ms=20,
+            fetch_min_bytes=64 << 10,
+            fetch_message_max_bytes=512 << 10,
+            queued_min_messages=60_000,
+            fetch_queue_backoff_ms=10,
+            queued_max_messages_kbytes=64 << 10,
+            enable_partition_eof=True,
+            partition_assignment_strategy="roundrobin",
+            error_cb=end_when_fatal("ingest"),
+        )
+    )
     reporter = Reporter(mesh, sender.producer, "ingest", f"ingest-{instance}")
     counts = source_partitions(mesh, [mesh.streams[name] for name in used])
     flows = [
@@ -73,9 +85,17 @@ def serve(arguments: Arguments) -> None:
 
 class Ingest:
     def __init__(
-        self, mesh: Mesh, plans: Mapping[str, tuple[PlanPublished, Plan]], counts: Mapping[str, int], consumer: Any, sender: Any,
-        reporter: Reporter | None, incarnation: int | None = None, health: Health | None = None, flows: Sequence[Flow] = (),
-    ) -> None:  # fmt: skip
+        self,
+        mesh: Mesh,
+        plans: Mapping[str, tuple[PlanPublished, Plan]],
+        counts: Mapping[str, int],
+        consumer: Any,
+        sender: Any,
+        reporter: Reporter | None,
+        incarnation: int | None = None,
+        health: Health | None = None,
+        flows: Sequence[Flow] = (),
+    ) -> None:
         self.per_round_least = min(PER_PARTITION, PER_PARTITION_LEAST)
         self.flows, self.per_round, self.has_room = flows, self.per_round_least if flows else PER_PARTITION, True
         self.mesh, self.stopping = mesh, False
@@ -83,10 +103,13 @@ class Ingest:
         streams = [mesh.streams[name] for name in mesh.streams if name in counts]
         cuts = {table: cut for message, _ in plans.values() for table, cut in message.table_cuts.items()}
         self.readers = {
-            stream.name: StreamReader(stream, counts[stream.name]) if stream.table is None
-            else TableReader(stream, counts[stream.name], cuts[stream.name])
+            stream.name: (
+                StreamReader(stream, counts[stream.name])
+                if stream.table is None
+                else TableReader(stream, counts[stream.name], cuts[stream.name])
+            )
             for stream in streams
-        }  # fmt: skip
+        }
         self.by_topic = {stream.topic: stream.name for stream in streams}
         incarnation = incarnation or int(time.time() * 1000)
         self.routers: dict[str, list[Router]] = {name: [] for name in self.readers}
@@ -107,14 +130,17 @@ class Ingest:
     def run(self) -> None:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._stop)
-        self.consumer.subscribe(list(self.by_topic), on_assign=self._assigned, on_revoke=self._revoked, on_lost=end_when_lost("ingest"))
+        self.consumer.subscribe(
+            list(self.by_topic), on_assign=self._assigned, on_revoke=self._revoked, on_lost=end_when_lost("ingest")
+        )
         log.info("reading %s", ", ".join(self.by_topic))
         commit_due = time.monotonic() + COMMIT_S
         progressed = False
         self.health.watch()
         while not self.stopping:
             self.health.beat()
-            # After a round with work there is likely more at hand; after one without, wait for fetches or for others to catch up.
+            # After a round with work there is likely more at hand; after one without, wait for fetches or for others to
+            # catch up.
             self._fetch(0.0 if progressed else LINGER_S)
             progressed = self._may_send() and self._round()
             self.sender.check()
@@ -144,11 +170,15 @@ class Ingest:
                 low = min(low, start)  # it is loaded: what became of its records since does not matter
             if start < low:
                 raise StateError(
-                    f"source topic {place.topic} partition {place.partition}: next record to read is {start}, but the topic now begins at "
-                    f"{low}; {low - start:,} records were deleted before they were joined. Keep records longer, and use a new mesh name to "
-                    "join again from what the topics hold now"
+                    f"source topic {place.topic} partition {place.partition}: next record to read is {start}, but the"
+                    f" topic now begins at {low}; {low - start:,} records were deleted before they were joined. Keep"
+                    " records longer, and use a new mesh name to join again from what the topics hold now"
                 )
-            reading = msgspec.json.decode(place.metadata, type=Reading) if place.offset >= 0 and place.metadata else Reading(start)
+            reading = (
+                msgspec.json.decode(place.metadata, type=Reading)
+                if place.offset >= 0 and place.metadata
+                else Reading(start)
+            )
             reading.next = start
             reader.readings[place.partition] = reading
             for router in self.routers[stream]:
@@ -162,7 +192,9 @@ class Ingest:
         for place in stored:
             reader = self.readers[self.by_topic[place.topic]]
             if isinstance(reader, TableReader):
-                self._watch_cut(reader, place.topic, place.partition, self.tables[place.topic, place.partition].end or 0)
+                self._watch_cut(
+                    reader, place.topic, place.partition, self.tables[place.topic, place.partition].end or 0
+                )
         self.health.ready = True
 
     def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:
@@ -176,7 +208,9 @@ class Ingest:
                 router.revoke(place.partition)
 
     def _fetch(self, wait_s: float) -> None:
-        messages = self.consumer.consume(FETCH, wait_s)  # an assignment may happen within: what it brings belongs to the first of these already
+        messages = self.consumer.consume(
+            FETCH, wait_s
+        )  # an assignment may happen within: what it brings belongs to the first of these already
         backlogs = {**self.backlogs, **self.tables}
         for message in messages:
             error, place = message.error(), (message.topic(), message.partition())
@@ -207,14 +241,18 @@ class Ingest:
                 backlog.fetched = cast(int, message.offset())
         elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
             raise StateError(f"source topic {message.topic()} no longer holds the next record to read: {error.str()}")
-        elif error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID, KafkaError.UNKNOWN_TOPIC_OR_PART):
+        elif error.fatal() or error.code() in (
+            KafkaError._FATAL,
+            KafkaError.FENCED_INSTANCE_ID,
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+        ):
             raise KafkaException(error)
         else:
             log.warning("fetching: %s", error.str())
 
     def _may_send(self) -> bool:
-        """Whether receivers that want short queues have room; a round is smaller the slower they are: half as large each time they have none, a quarter larger after each that
-        was sent."""
+        """Whether receivers that want short queues have room; a round is smaller the slower they are: half as large
+        each time they have none, a quarter larger after each that was sent."""
         if not self.flows:
             return True
         had_room, self.has_room = self.has_room, not any(flow.is_ahead for flow in self.flows)
@@ -296,13 +334,18 @@ class Ingest:
             self.sender.send(topic, send.partition, encode_block(send.block))
         failpoint("ingest.after_send")
 
-    def _set_aside(
-        self, stream: str, topic: str, partition: int, values: list[bytes | None], read: Read
-    ) -> None:
+    def _set_aside(self, stream: str, topic: str, partition: int, values: list[bytes | None], read: Read) -> None:
         target = partition % self.mesh.partitions
         for late in read.late:
-            record = {"stream": stream, "topic": topic, "partition": partition, "offset": late.offset, "ts": late.time,
-                      "reason": late.reason, "watermark": late.watermark}  # fmt: skip
+            record = {
+                "stream": stream,
+                "topic": topic,
+                "partition": partition,
+                "offset": late.offset,
+                "ts": late.time,
+                "reason": late.reason,
+                "watermark": late.watermark,
+            }
             key = f"{stream}:{partition}:{late.offset}".encode()
             self.sender.send(topics.late(self.mesh.name), target, msgspec.json.encode(record), key)
         for offset, broken in read.broken:
@@ -362,7 +405,9 @@ class Ingest:
         lag = 0
         for (topic, partition), backlog in (*self.backlogs.items(), *self.tables.items()):
             try:
-                _, high = self.consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=2, cached=not self.health.quiet)
+                _, high = self.consumer.get_watermark_offsets(
+                    TopicPartition(topic, partition), timeout=2, cached=not self.health.quiet
+                )
             except KafkaException:
                 continue
             reader = self.readers[self.by_topic[topic]]
@@ -374,18 +419,31 @@ class Ingest:
                 continue
             if high >= 0 and reading is not None:
                 # Offsets up to `fetched` are known, also those that hold no event (markers of transactions).
-                lag += max(0, high - max(reading.next, backlog.fetched)) if self.health.quiet else max(1, high - reading.next)
+                lag += (
+                    max(0, high - max(reading.next, backlog.fetched))
+                    if self.health.quiet
+                    else max(1, high - reading.next)
+                )
         watermarks = [
-            min((r.watermark(p) for p in range(r.partitions)), default=NO_WATERMARK) for r in self.readers.values() if not isinstance(r, TableReader)
+            min((r.watermark(p) for p in range(r.partitions)), default=NO_WATERMARK)
+            for r in self.readers.values()
+            if not isinstance(r, TableReader)
         ]
         low = min(watermarks, default=NO_WATERMARK)
         routers = [r for group in self.routers.values() for r in group if not isinstance(r, HeraldRouter)]
         assert self.reporter is not None
         self.reporter.send(
-            **self.counts, first_event_ms=self.first_event_ms, lag=lag, watermark_ms=low if low != NO_WATERMARK else None,
-            rows_out=sum(r.rows_out for r in routers), null_keys=sum(r.dropped_null for r in routers),
-            filtered=sum(r.dropped_selection for r in routers), streams=self.per_stream, alarms=self._alarms(), ready=self.health.ready,
-        )  # fmt: skip
+            **self.counts,
+            first_event_ms=self.first_event_ms,
+            lag=lag,
+            watermark_ms=low if low != NO_WATERMARK else None,
+            rows_out=sum(r.rows_out for r in routers),
+            null_keys=sum(r.dropped_null for r in routers),
+            filtered=sum(r.dropped_selection for r in routers),
+            streams=self.per_stream,
+            alarms=self._alarms(),
+            ready=self.health.ready,
+        )
         self.health.observe(self.counts["events_in"], lag)
         self.health.check()
 
@@ -395,17 +453,21 @@ class Ingest:
         newest = max((b.time for b in self.backlogs.values() if b.time is not None), default=None)
         for (topic, partition), backlog in self.backlogs.items():
             stream = self.by_topic[topic]
-            if newest is None or now - backlog.moved_at < SILENT_S or self.mesh.streams[stream].idle_after_ms is not None:
+            if (
+                newest is None
+                or now - backlog.moved_at < SILENT_S
+                or self.mesh.streams[stream].idle_after_ms is not None
+            ):
                 continue
             if backlog.time is None:
                 alarms.append(
-                    f"stream {stream} partition {partition} has never had an event and holds the watermark: state grows; "
-                    f"send it events or set idle_after on the stream"
+                    f"stream {stream} partition {partition} has never had an event and holds the watermark: state"
+                    " grows; send it events or set idle_after on the stream"
                 )
             elif newest - backlog.time > self.longest_ms:
                 alarms.append(
-                    f"stream {stream} partition {partition} is silent since {now - backlog.moved_at:.0f} s and holds the watermark: "
-                    f"state grows; send it events or set idle_after on the stream"
+                    f"stream {stream} partition {partition} is silent since {now - backlog.moved_at:.0f} s and holds"
+                    " the watermark: state grows; send it events or set idle_after on the stream"
                 )
         return alarms
 

@@ -1,9 +1,10 @@
 """The join node service: a Faust agent over the node's input topic, with own offsets and own state.
 
-Faust gives group membership, agents and signals. Offsets are ours: they live in RocksDB with the state they belong to, so after any stop each
-partition goes on exactly where its state is (docs/decisions/0002-faust.md).
+Faust gives group membership, agents and signals. Offsets are ours: they live in RocksDB with the state they belong to,
+so after any stop each partition goes on exactly where its state is (docs/decisions/0002-faust.md).
 
-Invariant: a partition's host exists exactly while the partition is assigned here and its stored offsets have been sought.
+Invariant: a partition's host exists exactly while the partition is assigned here and its stored offsets have been
+sought.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from services.runtime.report import Durations, Reporter
 from services.runtime.rocks import open_newest
 from services.runtime.service import EX_CONFIG, Arguments
 from services.runtime.store import Cache, NodeStore
-from topology.held import describe_heralds, describe_state
+from topology.join.held import describe_heralds, describe_state
 
 log = logging.getLogger("joinmesh.node")
 UNACKNOWLEDGED_MOST = 2_000
@@ -44,7 +45,9 @@ TURNS = 10
 def serve(arguments: Arguments) -> int:
     if arguments.query is None or arguments.node is None:
         raise JoinmeshError("a join node needs --query and --node")
-    worker = NodeWorker(arguments.mesh, arguments.query, arguments.node, arguments.instance, arguments.data, arguments.new_health())
+    worker = NodeWorker(
+        arguments.mesh, arguments.query, arguments.node, arguments.instance, arguments.data, arguments.new_health()
+    )
     return worker.run()
 
 
@@ -56,7 +59,6 @@ class OwnOffsetsConsumer(Consumer):
         await self.seek_wait(wanted)
         return wanted
 
-
     def _new_consumer_thread(self) -> Any:
         return ShortWaitThread(self, loop=self.loop, beacon=self.beacon)
 
@@ -64,8 +66,8 @@ class OwnOffsetsConsumer(Consumer):
 class ShortWaitThread(AIOKafkaConsumerThread):
     """A fetch waits on the broker for a moment only.
 
-    aiokafka has one fetch under way per broker. While the input's records are still buffered it asks for the silent topics alone, and with
-    Faust's wait of 1.5 s the input would not be asked for again before that is over.
+    aiokafka has one fetch under way per broker. While the input's records are still buffered it asks for the silent
+    topics alone, and with Faust's wait of 1.5 s the input would not be asked for again before that is over.
     """
 
     def _create_worker_consumer(self, transport: Any) -> Any:
@@ -92,7 +94,8 @@ class NodeWorker:
         self.mesh, self.query, self.node_id, self.health = mesh, query, node, health
         self.directory = data / query / node
         self.cache, self.sender, self.steps = Cache(), Sender(mesh), Durations()
-        # Read before the consumer starts: Faust delivers all topics through one loop, so waiting for the control topic inside it would
+        # Read before the consumer starts: Faust delivers all topics through one loop, so waiting for the control topic
+        # inside it would
         # wait for ever behind a full input buffer.
         ((self.published, plan),) = wait_for_plans(mesh, [query]).values()
         self.places: Places | None = None
@@ -106,10 +109,14 @@ class NodeWorker:
         self.control_topic = topics.control(mesh.name)
         self.feedback_topic = topics.node_feedback(mesh.name, query, node)
         self.failure: BaseException | None = None
-        self.reporter = Reporter(mesh, self.sender.producer, "join_node", f"{query}.{node}-{instance}", query=query, node=node)
+        self.reporter = Reporter(
+            mesh, self.sender.producer, "join_node", f"{query}.{node}-{instance}", query=query, node=node
+        )
         self.taken = 0
         self.pace = Pace()
-        self._begun = self._busy = 0.0  # when the first step was done that is not on disk yet, and how long all since the last commit took
+        self._begun = self._busy = (
+            0.0  # when the first step was done that is not on disk yet, and how long all since the last commit took
+        )
         self._together = 0  # how many these are
         self.app = self._app(instance)
 
@@ -138,7 +145,13 @@ class NodeWorker:
             store="memory://",
         )
         app.node_worker = self
-        raw: dict[str, Any] = {"key_serializer": "raw", "value_serializer": "raw", "key_type": bytes, "value_type": bytes, "acks": False}
+        raw: dict[str, Any] = {
+            "key_serializer": "raw",
+            "value_serializer": "raw",
+            "key_type": bytes,
+            "value_type": bytes,
+            "acks": False,
+        }
         app.agent(app.topic(self.input_topic, **raw), name="join")(self._join)
         app.agent(app.topic(self.control_topic, **raw), name="control")(self._control)
         if self.published.feedback != "off":
@@ -188,10 +201,17 @@ class NodeWorker:
                 host = self.hosts.get(tp.partition)
                 stored = host.next_offset(kinds[tp.topic]) if host else None
                 wanted[tp] = self._checked(tp, stored, starts.get(tp, 0), ends.get(tp, 0))
-                if tp.topic == self.input_topic and stored is None and wanted[tp] > 0 and host is not None and any(host.node.is_static):
+                if (
+                    tp.topic == self.input_topic
+                    and stored is None
+                    and wanted[tp] > 0
+                    and host is not None
+                    and any(host.node.is_static)
+                ):
                     raise StateError(
-                        f"{tp.topic} partition {tp.partition}: there is no state, and the topic begins at {wanted[tp]}: the static table that stood before "
-                        "it is gone, so the state cannot be built from it again. Restore the state's directory, or use a new mesh name"
+                        f"{tp.topic} partition {tp.partition}: there is no state, and the topic begins at {wanted[tp]}:"
+                        " the static table that stood before it is gone, so the state cannot be built from it again."
+                        " Restore the state's directory, or use a new mesh name"
                     )
             self.health.ready = True
             log.info("%s.%s has partitions %s", self.query, self.node_id, sorted(mine))
@@ -207,13 +227,14 @@ class NodeWorker:
     def _checked(self, tp: TP, stored: int | None, start: int, end: int) -> int:
         if stored is not None and stored < start:
             raise StateError(
-                f"{tp.topic} partition {tp.partition}: the state is at offset {stored} but the topic now begins at {start}; blocks were deleted "
-                f"before they were joined. Keep them longer (retention.ms), and use a new mesh name to compute from the source topics again"
+                f"{tp.topic} partition {tp.partition}: the state is at offset {stored} but the topic now begins at"
+                f" {start}; blocks were deleted before they were joined. Keep them longer (retention.ms), and use a new"
+                " mesh name to compute from the source topics again"
             )
         if stored is not None and stored > end:
             raise StateError(
-                f"{tp.topic} partition {tp.partition}: the state is at offset {stored} but the topic ends at {end}; it was deleted and made "
-                f"again. Delete {self.directory} to build the state from the topic as it is now"
+                f"{tp.topic} partition {tp.partition}: the state is at offset {stored} but the topic ends at {end}; it"
+                f" was deleted and made again. Delete {self.directory} to build the state from the topic as it is now"
             )
         return start if stored is None else stored
 
@@ -296,7 +317,10 @@ class NodeWorker:
             try:
                 self.sender.check()
                 if self.places is not None:
-                    self.places.publish({(self.input_topic, p): host.memo.offsets.get("in", 0) for p, host in self.hosts.items()}, self.pace.block_s)
+                    self.places.publish(
+                        {(self.input_topic, p): host.memo.offsets.get("in", 0) for p, host in self.hosts.items()},
+                        self.pace.block_s,
+                    )
                 if self.reporter.is_due:
                     self._report()
             except JoinmeshError as error:
@@ -318,13 +342,24 @@ class NodeWorker:
                 _add_state(state, held)
         low = min((min(m.watermarks) for m in memos), default=None)
         self.reporter.send(
-            epoch=max((m.epoch for m in memos), default=0), partitions=sorted(self.hosts),
-            events_in=sum(m.blocks_in for m in memos), rows_in=sum(sum(m.rows_in) for m in memos),
-            rows_out=sum(m.rows_out for m in memos), rows_repeated=sum(m.rows_repeated for m in memos),
-            dead=sum(h.dead for h in self.hosts.values()), lag=lag, watermark_ms=low if low is not None and low > 0 else None,
-            state=list(state.values()), step_ms_p50=self.steps.percentile(0.5), step_ms_p99=self.steps.percentile(0.99),
-            feedback=_feedback_counts(self.hosts), heralds=_herald_counts(self.hosts), cache_bytes=self.cache.used, ready=self.health.ready, blocks_fenced=sum(m.blocks_fenced for m in memos),
-        )  # fmt: skip
+            epoch=max((m.epoch for m in memos), default=0),
+            partitions=sorted(self.hosts),
+            events_in=sum(m.blocks_in for m in memos),
+            rows_in=sum(sum(m.rows_in) for m in memos),
+            rows_out=sum(m.rows_out for m in memos),
+            rows_repeated=sum(m.rows_repeated for m in memos),
+            dead=sum(h.dead for h in self.hosts.values()),
+            lag=lag,
+            watermark_ms=low if low is not None and low > 0 else None,
+            state=list(state.values()),
+            step_ms_p50=self.steps.percentile(0.5),
+            step_ms_p99=self.steps.percentile(0.99),
+            feedback=_feedback_counts(self.hosts),
+            heralds=_herald_counts(self.hosts),
+            cache_bytes=self.cache.used,
+            ready=self.health.ready,
+            blocks_fenced=sum(m.blocks_fenced for m in memos),
+        )
         self.health.observe(self.taken, lag)
         self.health.check()
 
@@ -343,7 +378,9 @@ def _herald_counts(hosts: Mapping[int, PartitionHost]) -> list[dict[str, Any]]:
     total: dict[str, dict[str, Any]] = {}
     for host in hosts.values():
         for told in describe_heralds(host.node):
-            known = total.setdefault(told["herald"], dict.fromkeys(told, 0) | {"herald": told["herald"], "partitions": 0})
+            known = total.setdefault(
+                told["herald"], dict.fromkeys(told, 0) | {"herald": told["herald"], "partitions": 0}
+            )
             known["partitions"] += 1
             for name in told.keys() - {"herald"}:
                 known[name] += told[name]
@@ -368,11 +405,15 @@ def _credentials(mesh: Mesh) -> Any:
         context = ssl.create_default_context(cafile=mesh.kafka.get("ssl.ca.location"))
         if "ssl.certificate.location" in mesh.kafka:
             context.load_cert_chain(
-                mesh.kafka["ssl.certificate.location"], mesh.kafka.get("ssl.key.location"), mesh.kafka.get("ssl.key.password")
+                mesh.kafka["ssl.certificate.location"],
+                mesh.kafka.get("ssl.key.location"),
+                mesh.kafka.get("ssl.key.password"),
             )
     if protocol.startswith("sasl"):
         return faust.SASLCredentials(
-            username=mesh.kafka.get("sasl.username"), password=mesh.kafka.get("sasl.password"),
-            mechanism=mesh.kafka.get("sasl.mechanism", mesh.kafka.get("sasl.mechanisms", "PLAIN")), ssl_context=context,
-        )  # fmt: skip
+            username=mesh.kafka.get("sasl.username"),
+            password=mesh.kafka.get("sasl.password"),
+            mechanism=mesh.kafka.get("sasl.mechanism", mesh.kafka.get("sasl.mechanisms", "PLAIN")),
+            ssl_context=context,
+        )
     return faust.SSLCredentials(context=context) if context is not None else None

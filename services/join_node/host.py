@@ -1,9 +1,10 @@
 """One partition of a join node on this worker: its database, its state machine, its sends.
 
-Invariant: the order of a step. (1) `Partition.step` computes, (2) one WriteBatch makes segments, memo, offsets and outbox durable, (3) the outbox is
-sent, (4) acknowledged entries are trimmed by the next batch. A crash between any two of these repeats sends that
-receivers drop, and loses nothing. Several steps may share (2) and (3): `take` and `relay` compute, `commit` does the rest for all since the last one. Nothing of
-a step is on disk or under way before its `commit`.
+Invariant: the order of a step. (1) `Partition.step` computes, (2) one WriteBatch makes segments, memo, offsets and
+outbox durable, (3) the outbox is sent, (4) acknowledged entries are trimmed by the next batch. A crash between any two
+of these repeats sends that receivers drop, and loses nothing. Several steps may share (2) and (3): `take` and `relay`
+compute, `commit` does the rest for all since the last one. Nothing of a step is on disk or under way before its
+`commit`.
 """
 
 import logging
@@ -23,12 +24,12 @@ from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
 from services.runtime.report import Durations
 from services.runtime.store import NodeStore, OutboxEntry
-from topology.bundle import bundled
-from topology.feedback_blocks import OF_PRODUCER
-from topology.heralds import sides_of
-from topology.mjoin import MultiJoin, open_node
-from topology.node import JoinNode
-from topology.partition import Effects, Memo
+from topology.join.mjoin import MultiJoin, open_node
+from topology.join.node import JoinNode
+from topology.join.partition import Effects, Memo
+from topology.message.bundle import bundled
+from topology.plan.heralds import sides_of
+from topology.restraint.suspension.border import OF_PRODUCER
 
 log = logging.getLogger("joinmesh.node")
 
@@ -43,7 +44,14 @@ class Outlet(Protocol):
 
 class PartitionHost:
     def __init__(
-        self, mesh: Mesh, published: PlanPublished, node: str, partition: int, store: NodeStore, sender: Outlet, steps: Durations
+        self,
+        mesh: Mesh,
+        published: PlanPublished,
+        node: str,
+        partition: int,
+        store: NodeStore,
+        sender: Outlet,
+        steps: Durations,
     ) -> None:
         self.mesh, self.query, self.node_id, self.partition = mesh, published.query, node, partition
         self.sender, self.steps = sender, steps
@@ -61,7 +69,8 @@ class PartitionHost:
             self._transmit(key, self._as_of_now(entry))
 
     def _as_of_now(self, entry: OutboxEntry) -> OutboxEntry:
-        """With this incarnation: receivers refuse earlier ones, and another worker may have spoken for this partition since it was made."""
+        """With this incarnation: receivers refuse earlier ones, and another worker may have spoken for this partition
+        since it was made."""
         if entry.topic == topics.dead(self.mesh.name):
             return entry
         block = decode_block(entry.value)
@@ -77,10 +86,18 @@ class PartitionHost:
         plan = derive_plan(self.mesh, message)
         self.stores = [self.database.side(i) for i in range(sides_of(plan, self.node_id, message.heralds))]
         node = open_node(
-            plan, self.node_id, self.partition, self.mesh.partitions, epoch=message.epoch,
-            incarnation=self.database.incarnation, stores=self.stores, memo=self.memo, feedback=message.feedback != "off" and message.feedback,
-            heralds=message.heralds, routing=message.routing,
-        )  # fmt: skip
+            plan,
+            self.node_id,
+            self.partition,
+            self.mesh.partitions,
+            epoch=message.epoch,
+            incarnation=self.database.incarnation,
+            stores=self.stores,
+            memo=self.memo,
+            feedback=message.feedback != "off" and message.feedback,
+            heralds=message.heralds,
+            routing=message.routing,
+        )
         node.restore(self.database.restore(node.stored_windows), self.database.tables())
         return node
 
@@ -96,7 +113,10 @@ class PartitionHost:
             return
         self.memo.offsets["control"] = offset + 1
         if message.query == self.query and message.epoch > self.published.epoch:
-            raise StateError(f"query {self.query}: plan of epoch {message.epoch} arrived, this version runs one plan only; upgrade it")
+            raise StateError(
+                f"query {self.query}: plan of epoch {message.epoch} arrived, this version runs one plan only;"
+                " upgrade it"
+            )
 
     def take(self, offset: int, data: bytes) -> None:
         """Take a record of the input topic: one step."""
@@ -111,7 +131,8 @@ class PartitionHost:
         self.steps.add((time.perf_counter() - begun) * 1000)
 
     def relay(self, offset: int, data: bytes | None) -> None:
-        """Append a record of the feedback topic to the input topic: so all that a step depends on stands in one order, and a rebuild reads it again."""
+        """Append a record of the feedback topic to the input topic: so all that a step depends on stands in one order,
+        and a rebuild reads it again."""
         if offset < self.memo.offsets.get("feedback", 0):
             return
         self.waiting += 1
@@ -130,9 +151,14 @@ class PartitionHost:
             return
         effects, letters = self._effects, self._letters
         self._effects, self._letters, self.waiting = Effects(), [], 0
-        sends = [(s, OutboxEntry(self._topic(s.target, s.back), s.partition, encode_block(s.block))) for s in bundled(effects.sends)]
+        sends = [
+            (s, OutboxEntry(self._topic(s.target, s.back), s.partition, encode_block(s.block)))
+            for s in bundled(effects.sends)
+        ]
         if self.memo.feedback is not None:
-            self.memo.feedback.bytes_sent += sum(len(entry.value) for s, entry in sends if s.back or s.block.header.kind in OF_PRODUCER)
+            self.memo.feedback.bytes_sent += sum(
+                len(entry.value) for s, entry in sends if s.back or s.block.header.kind in OF_PRODUCER
+            )
         failpoint("node.before_batch")
         entries = self.database.apply(effects, self.memo, [entry for _, entry in sends] + letters)
         failpoint("node.after_batch")

@@ -14,8 +14,8 @@ from schemas.control import PlanPublished, decode_control
 from schemas.errors import BlockError, StateError
 from schemas.mesh import Mesh
 from services.runtime.kafka import client_config
-from topology.cql import parse_query
-from topology.plan import Plan, build_plan, describe, parse_tree
+from topology.plan.plan import Plan, build_plan, describe, parse_tree
+from topology.query.cql import parse_query
 
 log = logging.getLogger("joinmesh.control")
 
@@ -26,8 +26,8 @@ def derive_plan(mesh: Mesh, message: PlanPublished) -> Plan:
     plan = build_plan(query, parse_tree(message.tree, query))
     if plan_digest(mesh, plan) != message.digest:
         raise StateError(
-            f"query {message.query}: the plan derived here differs from the one that was published; the mesh file's streams or "
-            "this version of joinmesh changed since: use a new mesh name, or go back to what was there"
+            f"query {message.query}: the plan derived here differs from the one that was published; the mesh file's"
+            " streams or this version of joinmesh changed since: use a new mesh name, or go back to what was there"
         )
     return plan
 
@@ -35,18 +35,27 @@ def derive_plan(mesh: Mesh, message: PlanPublished) -> Plan:
 def plan_digest(mesh: Mesh, plan: Plan) -> str:
     import hashlib
 
-    text = describe(plan, mesh.name) + repr([
-        (n, s.topic, s.event_time, s.format, dict(s.fields), s.lateness_ms, *([s.table] if s.table else [])) for n, s in sorted(mesh.streams.items())
-    ])  # fmt: skip
+    text = describe(plan, mesh.name) + repr(
+        [
+            (n, s.topic, s.event_time, s.format, dict(s.fields), s.lateness_ms, *([s.table] if s.table else []))
+            for n, s in sorted(mesh.streams.items())
+        ]
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read_plans(mesh: Mesh) -> dict[str, PlanPublished]:
     """The newest plan of each query that the control topic holds now."""
-    consumer = Consumer(client_config(
-        mesh, group_id=f"{mesh.name}.control-reader", enable_auto_commit=False, enable_partition_eof=True,
-        fetch_wait_max_ms=10,  # the end is only told by an empty fetch, and a service that starts again waits for it
-    ))  # fmt: skip
+    consumer = Consumer(
+        client_config(
+            mesh,
+            group_id=f"{mesh.name}.control-reader",
+            enable_auto_commit=False,
+            enable_partition_eof=True,
+            # the end is only told by an empty fetch, and a service that starts again waits for it
+            fetch_wait_max_ms=10,
+        )
+    )
     consumer.assign([TopicPartition(topics.control(mesh.name), 0, 0)])
     plans: dict[str, PlanPublished] = {}
     deadline = time.monotonic() + 30
@@ -81,5 +90,7 @@ def wait_for_plans(mesh: Mesh, queries: Iterable[str]) -> dict[str, tuple[PlanPu
             return {query: (plans[query], derive_plan(mesh, plans[query])) for query in wanted}
         if time.monotonic() - told > 10:
             told = time.monotonic()
-            log.info("waiting for the controller to publish a plan for %s", ", ".join(q for q in wanted if q not in plans))
+            log.info(
+                "waiting for the controller to publish a plan for %s", ", ".join(q for q in wanted if q not in plans)
+            )
         time.sleep(0.2)

@@ -12,7 +12,14 @@ VALUE_MOST = 256 * 1024
 
 def dead_letter(stream: str | None, topic: str, partition: int, offset: int, reason: str, value: bytes | None) -> bytes:
     value = value or b""
-    return msgspec.json.encode({
-        "stream": stream, "topic": topic, "partition": partition, "offset": offset, "reason": reason, "bytes": len(value),
-        "value_base64": base64.b64encode(value[:VALUE_MOST]).decode(),
-    })  # fmt: skip
+    return msgspec.json.encode(
+        {
+            "stream": stream,
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "reason": reason,
+            "bytes": len(value),
+            "value_base64": base64.b64encode(value[:VALUE_MOST]).decode(),
+        }
+    )

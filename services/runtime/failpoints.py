@@ -1,8 +1,9 @@
 """Named places where a service can be made to die, so that tests can kill it at each point of the step protocol.
 
-`JOINMESH_FAILPOINT=node.after_batch:7` kills the process (SIGKILL, nothing is cleaned up) the seventh time it passes that point; several are separated by
-commas. With `JOINMESH_FAILPOINT_LOG=DIR` each death leaves a file there, and after `JOINMESH_FAILPOINT_TIMES` (default 20) deaths at a point it is
-disarmed, so that a supervised mesh gets through. The simulation sets `hook` instead, which may raise.
+`JOINMESH_FAILPOINT=node.after_batch:7` kills the process (SIGKILL, nothing is cleaned up) the seventh time it passes
+that point; several are separated by commas. With `JOINMESH_FAILPOINT_LOG=DIR` each death leaves a file there, and after
+`JOINMESH_FAILPOINT_TIMES` (default 20) deaths at a point it is disarmed, so that a supervised mesh gets through. The
+simulation sets `hook` instead, which may raise.
 
 Invariant: a failpoint changes nothing but whether the process lives on; unarmed it costs one comparison.
 """
@@ -14,10 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 POINTS = (
-    "node.before_batch", "node.after_batch", "node.after_send", "node.after_trim",
-    "ingest.before_send", "ingest.after_send", "ingest.before_commit", "ingest.after_commit",
-    "sink.before_send", "sink.after_send", "sink.before_commit", "sink.after_commit",
-)  # fmt: skip
+    "node.before_batch",
+    "node.after_batch",
+    "node.after_send",
+    "node.after_trim",
+    "ingest.before_send",
+    "ingest.after_send",
+    "ingest.before_commit",
+    "ingest.after_commit",
+    "sink.before_send",
+    "sink.after_send",
+    "sink.before_commit",
+    "sink.after_commit",
+)
 
 hook: Callable[[str], None] | None = None
 

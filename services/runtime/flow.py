@@ -1,10 +1,13 @@
 """Short queues between services: a sender waits while the node it feeds is far behind.
 
-Feedback about rows is worth something only while there are rows left to make, and a node acts on it when its turn comes in the input topic. So the queries
-that use feedback keep that topic short. A node publishes its place in its input topic as the committed offsets of the group `<mesh>.<query>.places` (nobody
-subscribes there; `kafka-consumer-groups.sh` shows it as lag), and with it which worker it is and how long a block takes it. A sender compares it with what it has delivered.
+Feedback about rows is worth something only while there are rows left to make, and a node acts on it when its turn comes
+in the input topic. So the queries that use feedback keep that topic short. A node publishes its place in its input
+topic as the committed offsets of the group `<mesh>.<query>.places` (nobody subscribes there; `kafka-consumer-groups.sh`
+shows it as lag), and with it which worker it is and how long a block takes it. A sender compares it with what it has
+delivered.
 
-Invariant: waiting never changes what is sent, only when; and nobody waits for a node whose place has not moved for a while.
+Invariant: waiting never changes what is sent, only when; and nobody waits for a node whose place has not moved for a
+while.
 """
 
 import contextlib
@@ -73,7 +76,8 @@ class Places:
 
 
 class Distance:
-    """How much work a receiver's workers have before them, of what was delivered to it; pure, so that it can be tested."""
+    """How much work a receiver's workers have before them, of what was delivered to it; pure, so that it can be
+    tested."""
 
     def __init__(self, partitions: int, now: float) -> None:
         self.places = [0] * partitions
@@ -112,7 +116,9 @@ class Flow:
                 found = {(p.topic, p.partition): p for p in self._client.committed(self._wanted, timeout=5)}
                 for topic, distance in self._distances.items():
                     mine = [found[topic, p] for p in range(self._partitions)]
-                    distance.reached([max(0, p.offset) for p in mine], [_said(p.metadata) for p in mine], time.monotonic())
+                    distance.reached(
+                        [max(0, p.offset) for p in mine], [_said(p.metadata) for p in mine], time.monotonic()
+                    )
             time.sleep(POLL_S)
 
     @property

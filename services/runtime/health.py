@@ -1,9 +1,11 @@
 """Whether a service is alive and ready, judged by progress: for itself, and over HTTP for whoever runs it.
 
-Alive: it has taken a step lately, or there was nothing to read. A service with records to read and no step for `limit_s` is stuck; it ends with one
-clear line, so that it is started again from what is stored. Ready: its partitions are assigned and their state is restored.
+Alive: it has taken a step lately, or there was nothing to read. A service with records to read and no step for
+`limit_s` is stuck; it ends with one clear line, so that it is started again from what is stored. Ready: its partitions
+are assigned and their state is restored.
 
-Invariant: being slow is not being stuck: any step counts. `GET /live` and `GET /ready` answer 200 or 503 with a sentence, and nothing else is served.
+Invariant: being slow is not being stuck: any step counts. `GET /live` and `GET /ready` answer 200 or 503 with a
+sentence, and nothing else is served.
 """
 
 import faulthandler
@@ -40,7 +42,8 @@ class Health:
 
     @property
     def quiet(self) -> bool:
-        """No step for a while; then ask the broker how much there is to read: a client that was put out does not know it."""
+        """No step for a while; then ask the broker how much there is to read: a client that was put out does not know
+        it."""
         return self.clock() - self._stepped > QUIET_S
 
     def beat(self) -> None:
@@ -48,9 +51,11 @@ class Health:
         self._beats += 1
 
     def watch(self) -> None:
-        """From now on, end the process if its loop does not come round any more: a call that never returns is not seen from within the loop.
+        """From now on, end the process if its loop does not come round any more: a call that never returns is not seen
+        from within the loop.
 
-        Seconds are counted, not read from a clock, so that a process that was stopped and goes on is not taken for a stuck one.
+        Seconds are counted, not read from a clock, so that a process that was stopped and goes on is not taken for a
+        stuck one.
         """
 
         def wait() -> None:
@@ -59,7 +64,12 @@ class Health:
                 time.sleep(1)
                 silent, last = (silent + 1 if self._beats == last else 0), self._beats
             faulthandler.dump_traceback(sys.stderr)
-            print(f"joinmesh: the service's loop has not moved for {silent} s (it is where the lines above say); starting again", file=sys.stderr, flush=True)
+            print(
+                f"joinmesh: the service's loop has not moved for {silent} s (it is where the lines above say); starting"
+                " again",
+                file=sys.stderr,
+                flush=True,
+            )
             os._exit(1)
 
         threading.Thread(target=wait, daemon=True).start()
@@ -74,7 +84,10 @@ class Health:
 
     def check(self) -> None:
         if not self.alive:
-            raise MachineError(f"{self._lag:,} records to read and no step for {self.stuck_s:.0f} s; ending, to be started again from what is stored")
+            raise MachineError(
+                f"{self._lag:,} records to read and no step for {self.stuck_s:.0f} s; ending, to be started again from"
+                " what is stored"
+            )
 
     def serve(self, address: str) -> int:
         """Answer on `[host:]port`; gives the port."""
@@ -83,8 +96,10 @@ class Health:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                said = {"/live": (health.alive, f"no step for {health.stuck_s:.0f} s, {health._lag} to read"),
-                        "/ready": (health.ready, "partitions assigned" if health.ready else "not assigned yet")}.get(self.path)  # fmt: skip
+                said = {
+                    "/live": (health.alive, f"no step for {health.stuck_s:.0f} s, {health._lag} to read"),
+                    "/ready": (health.ready, "partitions assigned" if health.ready else "not assigned yet"),
+                }.get(self.path)
                 good, text = said if said is not None else (False, "ask for /live or /ready")
                 self.send_response(404 if said is None else 200 if good else 503)
                 self.end_headers()

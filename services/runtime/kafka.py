@@ -1,7 +1,8 @@
 """What every service and command asks of Kafka beside reading and writing: client settings, topics, offsets.
 
-Invariant: a topic that joinmesh accepts would lose nothing it needs: as many partitions as asked for, records kept at least as long,
-the same cleanup policy. Anything else is a `TopicError` that says what was found, what is needed and what to do.
+Invariant: a topic that joinmesh accepts would lose nothing it needs: as many partitions as asked for, records kept at
+least as long, the same cleanup policy. Anything else is a `TopicError` that says what was found, what is needed and
+what to do.
 """
 
 import time
@@ -38,11 +39,17 @@ class Found:
 
 
 def client_config(mesh: Mesh, **settings: Any) -> dict[str, Any]:
-    """The mesh file's `kafka:` settings, with more of librdkafka's; `_` in a keyword stands for its `.` (but for the two spelt with it).
+    """The mesh file's `kafka:` settings, with more of librdkafka's; `_` in a keyword stands for its `.` (but for the
+    two spelt with it).
 
-    Metadata is refreshed every few seconds: after a broker's restart a client may hold partitions without a leader and would ask again after minutes only.
+    Metadata is refreshed every few seconds: after a broker's restart a client may hold partitions without a leader and
+    would ask again after minutes only.
     """
-    return {"topic.metadata.refresh.interval.ms": METADATA_MS, **mesh.kafka, **{key if key in ("log_level", "error_cb") else key.replace("_", "."): v for key, v in settings.items()}}
+    return {
+        "topic.metadata.refresh.interval.ms": METADATA_MS,
+        **mesh.kafka,
+        **{key if key in ("log_level", "error_cb") else key.replace("_", "."): v for key, v in settings.items()},
+    }
 
 
 def admin(mesh: Mesh) -> AdminClient:
@@ -65,14 +72,21 @@ def ensure_topics(mesh: Mesh, topics: Iterable[Topic], progress: Progress) -> li
     """Create the topics that are missing, check the others; gives the names of the created ones."""
     client, wanted = admin(mesh), list(topics)
     found = describe_topics(mesh, [topic.name for topic in wanted], client)
-    wrong = [problem for topic in wanted if topic.name in found for problem in problems(topic, found[topic.name], mesh.bootstrap)]
+    wrong = [
+        problem
+        for topic in wanted
+        if topic.name in found
+        for problem in problems(topic, found[topic.name], mesh.bootstrap)
+    ]
     if wrong:
         raise TopicError("; ".join(wrong))
     missing = [topic for topic in wanted if topic.name not in found]
     if missing:
         progress(f"creating {len(missing)} topics: {', '.join(topic.name for topic in missing)}")
         _create(client, missing)
-        topic_offsets(mesh, {topic.name: topic.partitions for topic in missing})  # waits until every partition has a leader that answers
+        topic_offsets(
+            mesh, {topic.name: topic.partitions for topic in missing}
+        )  # waits until every partition has a leader that answers
     return [topic.name for topic in missing]
 
 
@@ -110,15 +124,18 @@ def problems(needed: Topic, found: Found, bootstrap: str) -> list[str]:
     texts = []
     if found.partitions != needed.partitions:
         texts.append(
-            f"topic {needed.name} has {found.partitions} partitions, {needed.partitions} needed: set `partitions: {found.partitions}` in the "
-            f"mesh file, use another mesh name, or delete it (kafka-topics.sh --bootstrap-server {bootstrap} --delete --topic {needed.name})"
+            f"topic {needed.name} has {found.partitions} partitions, {needed.partitions} needed: set `partitions:"
+            f" {found.partitions}` in the mesh file, use another mesh name, or delete it (kafka-topics.sh"
+            f" --bootstrap-server {bootstrap} --delete --topic {needed.name})"
         )
     for key, value in needed.config.items():
         has = found.config.get(key, "unset")
         if not _fits(key, has, value):
             texts.append(
-                f"topic {needed.name} has {key}={has}, {value}{' or more' if key in _AT_LEAST and value != '-1' else ''} needed: run kafka-configs.sh "
-                f"--bootstrap-server {bootstrap} --alter --entity-type topics --entity-name {needed.name} --add-config {key}={value}"
+                f"topic {needed.name} has {key}={has},"
+                f" {value}{' or more' if key in _AT_LEAST and value != '-1' else ''} needed: run kafka-configs.sh"
+                f" --bootstrap-server {bootstrap} --alter --entity-type topics --entity-name {needed.name} --add-config"
+                f" {key}={value}"
             )
     return texts
 
@@ -136,15 +153,17 @@ def _fits(key: str, has: str, needed: str) -> bool:
 
 
 def source_partitions(mesh: Mesh, streams: Iterable[Stream] | None = None) -> dict[str, int]:
-    """Stream -> number of partitions of its topic; a topic that is not there is an error, because its producers own it."""
+    """Stream -> number of partitions of its topic; a topic that is not there is an error, because its producers own
+    it."""
     there = reach(mesh).topics
     counts: dict[str, int] = {}
     for stream in streams if streams is not None else mesh.streams.values():
         metadata = there.get(stream.topic)
         if metadata is None or metadata.error is not None or not metadata.partitions:
             raise TopicError(
-                f"source topic {stream.topic} of stream {stream.name} is not on {mesh.bootstrap}; joinmesh does not create source topics: "
-                f"let its producer do so, or write sample events with `joinmesh generate -f {mesh.file} --create {mesh.partitions}`"
+                f"source topic {stream.topic} of stream {stream.name} is not on {mesh.bootstrap}; joinmesh does not"
+                " create source topics: let its producer do so, or write sample events with `joinmesh generate -f"
+                f" {mesh.file} --create {mesh.partitions}`"
             )
         counts[stream.name] = len(metadata.partitions)
     return counts
@@ -172,7 +191,8 @@ def read_before(mesh: Mesh, group: str, topic: str, partitions: int) -> bool:
 
 
 def left_open(mesh: Mesh, topic: str, partitions: int) -> list[int]:
-    """Partitions whose end is behind an open transaction: its records are there, and `read_committed` readers wait before them."""
+    """Partitions whose end is behind an open transaction: its records are there, and `read_committed` readers wait
+    before them."""
     client, spec = admin(mesh), cast(Any, OffsetSpec)
     places = {TopicPartition(topic, p): spec.latest() for p in range(partitions)}
     end = _list_offsets(mesh, client, places)
@@ -187,10 +207,15 @@ def _list_offsets(
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            answers = {place: future.result() for place, future in client.list_offsets(wanted, request_timeout=10, **settings).items()}
+            answers = {
+                place: future.result()
+                for place, future in client.list_offsets(wanted, request_timeout=10, **settings).items()
+            }
             return {(place.topic, place.partition): int(answer.offset) for place, answer in answers.items()}
         except KafkaException as error:
-            if time.monotonic() > deadline:  # leaders, epochs, connections: what is wrong a moment after a change is right soon
+            if (
+                time.monotonic() > deadline
+            ):  # leaders, epochs, connections: what is wrong a moment after a change is right soon
                 raise MachineError(f"offsets could not be read from {mesh.bootstrap}: {_said(error)}") from None
         time.sleep(0.05)
 

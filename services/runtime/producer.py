@@ -1,7 +1,8 @@
 """A producer that loses nothing quietly: idempotent, in order, and loud when a delivery fails.
 
 Invariant: records to one partition arrive in the order they were given, each once, or `check` raises and the service
-stops; what it had not been told is delivered is sent again when it starts (outbox, source offsets) and dropped by its receiver.
+stops; what it had not been told is delivered is sent again when it starts (outbox, source offsets) and dropped by its
+receiver.
 """
 
 import logging
@@ -24,9 +25,14 @@ _logger.addFilter(lambda record: "CONFWARN" not in record.getMessage())  # gaple
 class Sender:
     def __init__(self, mesh: Mesh, **settings: Any) -> None:
         config = client_config(
-            mesh, enable_idempotence=True, enable_gapless_guarantee=True, linger_ms=2, message_max_bytes=MAX_RECORD_BYTES,
-            queue_buffering_max_kbytes=256 << 10, **settings,
-        )  # fmt: skip
+            mesh,
+            enable_idempotence=True,
+            enable_gapless_guarantee=True,
+            linger_ms=2,
+            message_max_bytes=MAX_RECORD_BYTES,
+            queue_buffering_max_kbytes=256 << 10,
+            **settings,
+        )
         self.producer = Producer(config, logger=_logger)
         self.failed: KafkaError | None = None
         self.unacknowledged = 0

@@ -1,6 +1,7 @@
 """From a mesh to what its queries need: parsed queries, plans, topics and the names of its services.
 
-Invariant: every command and service derives these from the mesh file alone, so they agree without talking to each other.
+Invariant: every command and service derives these from the mesh file alone, so they agree without talking to each
+other.
 """
 
 from dataclasses import dataclass
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 from schemas.errors import PlanError
 from schemas.mesh import Mesh
 from schemas.topics import Topic, mesh_topics
-from topology.plan import Plan
-from topology.query import Query
+from topology.plan.plan import Plan
+from topology.query.query import Query
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Service:
 
 
 def parse_queries(mesh: Mesh) -> dict[str, Query]:
-    from topology.cql import parse_query  # sqlglot takes a while to import
+    from topology.query.cql import parse_query  # sqlglot takes a while to import
 
     return {name: parse_query(name, text, mesh.streams) for name, text in mesh.queries.items()}
 
@@ -41,7 +42,8 @@ def topics_of(mesh: Mesh, queries: dict[str, Query]) -> list[Topic]:
 
 
 def services_of(mesh: Mesh, queries: dict[str, Query]) -> list[Service]:
-    """Every process of the mesh, in the order they are started. n sources mean n-1 join nodes, or fewer with an M-Join in the plan."""
+    """Every process of the mesh, in the order they are started. n sources mean n-1 join nodes, or fewer with an M-Join
+    in the plan."""
     services = [Service("controller", "services.controller"), Service("ingest", "services.ingest")]
     for name, query in queries.items():
         for node in plan_of(mesh, query).nodes:
@@ -57,26 +59,29 @@ def streams_used(queries: dict[str, Query]) -> list[str]:
 
 def plan_of(mesh: Mesh, query: Query) -> Plan:
     """The plan that the mesh file pins, else the planner's default."""
-    from topology.plan import build_plan, parse_tree, tree_text
-    from topology.planner import choose_tree
+    from topology.plan.plan import build_plan, parse_tree, tree_text
+    from topology.plan.planner import choose_tree
 
     pinned = mesh.plans.get(query.name)
     plan = build_plan(query, parse_tree(pinned, query) if pinned is not None else choose_tree(query))
     if mesh.routing.get(query.name) == "eddy" and not any(node.is_flat for node in plan.nodes):
         raise PlanError(
-            f"routing of {query.name} is eddy, but its plan {tree_text(plan.tree)} joins two inputs in every node; write `plans:` with three or more "
-            f"inputs in one pair of parentheses, such as ({' '.join(query.aliases)}), or leave `routing` out"
+            f"routing of {query.name} is eddy, but its plan {tree_text(plan.tree)} joins two inputs in every node;"
+            " write `plans:` with three or more inputs in one pair of parentheses, such as"
+            f" ({' '.join(query.aliases)}), or leave `routing` out"
         )
     return plan
 
 
 def explain(mesh: Mesh, query: Query) -> str:
-    from topology.heralds import heralds_of
-    from topology.plan import describe
+    from topology.plan.heralds import heralds_of
+    from topology.plan.plan import describe
 
     plan = plan_of(mesh, query)
     text = describe(plan, mesh.name)
     if mesh.is_heralded(query.name):
         told = [f"{node.id:<14}  {herald}\n" for node in plan.nodes for herald in heralds_of(plan, node)]
-        text += "\nheralds: what each join is told of streams that its rows meet further down\n" + ("".join(f"  {line}" for line in told) or "  none\n")
+        text += "\nheralds: what each join is told of streams that its rows meet further down\n" + (
+            "".join(f"  {line}" for line in told) or "  none\n"
+        )
     return text

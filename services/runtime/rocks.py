@@ -1,7 +1,7 @@
 """RocksDB as a `KeyValue`, and which directory holds a partition's newest state.
 
-A partition's state lives in `p<partition>` or, when a stopped-but-not-dead worker still holds that one's lock, in a fresh `p<partition>@<number>` that
-is rebuilt from the input topic.
+A partition's state lives in `p<partition>` or, when a stopped-but-not-dead worker still holds that one's lock, in a
+fresh `p<partition>@<number>` that is rebuilt from the input topic.
 
 Invariant: the directory in use is the newest one, and nobody else has it open (RocksDB's lock). A full disk ends the
 process: the handle stays unusable even when space returns, while what is stored is intact.
@@ -57,7 +57,11 @@ class RocksKeyValue:
         try:
             self._db.write(batch)
         except Exception as error:
-            hint = "the disk is full: free some space, the service goes on from what is stored" if _is_full(error) else "see the message"
+            hint = (
+                "the disk is full: free some space, the service goes on from what is stored"
+                if _is_full(error)
+                else "see the message"
+            )
             raise MachineError(f"state in {self.directory} cannot be written ({error}); {hint}") from None
 
     def close(self) -> None:
@@ -71,7 +75,11 @@ def _is_full(error: Exception) -> bool:
 def open_newest(parent: Path, partition: int, now_ms: int) -> RocksKeyValue:
     """The newest state directory of a partition; a fresh one if another process still holds it."""
     name = re.compile(rf"p{partition}(?:@(\d+))?\Z")
-    found = [(int(m[1] or 0), path) for path in parent.glob(f"p{partition}*") if (m := name.match(path.name))] if parent.exists() else []
+    found = (
+        [(int(m[1] or 0), path) for path in parent.glob(f"p{partition}*") if (m := name.match(path.name))]
+        if parent.exists()
+        else []
+    )
     newest = max(found, default=(0, parent / f"p{partition}"))
     try:
         engine = RocksKeyValue(newest[1])
@@ -79,7 +87,11 @@ def open_newest(parent: Path, partition: int, now_ms: int) -> RocksKeyValue:
         if "lock" not in str(error).lower():
             raise
         fresh = parent / f"p{partition}@{now_ms}"
-        log.warning("%s is held by another worker that no longer owns the partition; rebuilding in %s", newest[1].name, fresh.name)
+        log.warning(
+            "%s is held by another worker that no longer owns the partition; rebuilding in %s",
+            newest[1].name,
+            fresh.name,
+        )
         return RocksKeyValue(fresh)
     for number, path in found:
         if number < newest[0]:

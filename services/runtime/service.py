@@ -1,7 +1,8 @@
 """What every service process shares: its arguments, its log, and how it ends.
 
-Invariant: a service that cannot ever work (wrong mesh file, wrong topic, state that does not fit) exits with code 78 and one clear last
-line, so that a supervisor does not restart it for nothing; anything else that goes wrong exits with 1 and may be tried again.
+Invariant: a service that cannot ever work (wrong mesh file, wrong topic, state that does not fit) exits with code 78
+and one clear last line, so that a supervisor does not restart it for nothing; anything else that goes wrong exits with
+1 and may be tried again.
 """
 
 import argparse
@@ -45,14 +46,19 @@ class Arguments:
 
 
 def end_when_fatal(what: str) -> Callable[[KafkaError], None]:
-    """An `error_cb` for Kafka clients: one that can never work again (fenced, say) takes its process with it, to be started anew.
+    """An `error_cb` for Kafka clients: one that can never work again (fenced, say) takes its process with it, to be
+    started anew.
 
     A fatal error is not always handed out by `consume`; a service that does not look would wait for records for ever.
     """
 
     def on_error(error: KafkaError) -> None:
         if error.fatal() or error.code() == KafkaError._FATAL:
-            print(f"joinmesh {what}: Kafka will not serve this client any more ({error.str()}); starting again", file=sys.stderr, flush=True)
+            print(
+                f"joinmesh {what}: Kafka will not serve this client any more ({error.str()}); starting again",
+                file=sys.stderr,
+                flush=True,
+            )
             os._exit(1)
 
     return on_error
@@ -62,7 +68,11 @@ def end_when_lost(what: str) -> Callable[[object, list[object]], None]:
     """An `on_lost`: a consumer whose partitions went to others while it was away must not go on as if it had them."""
 
     def on_lost(_: object, places: list[object]) -> None:
-        print(f"joinmesh {what}: lost {len(places)} partitions while Kafka was away; starting again", file=sys.stderr, flush=True)
+        print(
+            f"joinmesh {what}: lost {len(places)} partitions while Kafka was away; starting again",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(1)
 
     return on_lost
@@ -75,16 +85,22 @@ def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:
     parser.add_argument("--data", default=".joinmesh", help="directory for state")
     parser.add_argument("--query", help="the query this process works for")
     parser.add_argument("--node", help="the join node this process is, such as j1")
-    parser.add_argument("--instance", type=int, default=0, help="number of this worker among several of the same service")
+    parser.add_argument(
+        "--instance", type=int, default=0, help="number of this worker among several of the same service"
+    )
     parser.add_argument("--health", metavar="[HOST:]PORT", help="answer GET /live and GET /ready here")
     given = parser.parse_args()
     logging.basicConfig(
-        level=os.environ.get("JOINMESH_LOG", "INFO"), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        level=os.environ.get("JOINMESH_LOG", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
     )
     for noisy in ("faust", "mode", "aiokafka", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        arguments = Arguments(load_mesh(given.file), Path(given.data), given.query, given.node, given.instance, given.health)
+        arguments = Arguments(
+            load_mesh(given.file), Path(given.data), given.query, given.node, given.instance, given.health
+        )
         code = serve(arguments) or 0
     except MachineError as error:
         print(f"joinmesh {what}: {error}", file=sys.stderr, flush=True)

@@ -1,10 +1,11 @@
 """A join node partition's durable state: segments, memo, plan and outbox, changed by one atomic batch per step.
 
-Keys: `m` memo, `p` plan, `i` incarnation, `s` + side + id segment, `t` + name table of feedback, `o` + number outbox entry.
+Keys: `m` memo, `p` plan, `i` incarnation, `s` + side + id segment, `t` + name table of feedback, `o` + number outbox
+entry.
 
-Invariant: what is stored is the state after some whole step, with every send of that step either in the outbox or already acknowledged.
-Memory holds a bounded number of bytes of segments; the rest is read back when a probe needs it. What holds the bytes is a `KeyValue`:
-RocksDB in a service (`rocks.py`), a dictionary in the simulation.
+Invariant: what is stored is the state after some whole step, with every send of that step either in the outbox or
+already acknowledged. Memory holds a bounded number of bytes of segments; the rest is read back when a probe needs it.
+What holds the bytes is a `KeyValue`: RocksDB in a service (`rocks.py`), a dictionary in the simulation.
 """
 
 from collections import OrderedDict
@@ -15,8 +16,8 @@ import msgspec
 
 from schemas.rows import decode_rows, encode_rows
 from services.runtime.failpoints import failpoint
-from topology.partition import Effects, Memo
-from topology.state import Run, Segment
+from topology.join.partition import Effects, Memo
+from topology.state.window_state import Run, Segment
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -106,7 +107,11 @@ class NodeStore:
         for key, value in self.engine.scan(b"s"):
             side, id = key[1], int.from_bytes(key[2:], "big")
             meta, _ = _split(value)
-            sides[side].append(Segment(id, meta.slice, meta.rows, meta.bytes, meta.min_start, meta.max_end, meta.max_start, meta.min_end))
+            sides[side].append(
+                Segment(
+                    id, meta.slice, meta.rows, meta.bytes, meta.min_start, meta.max_end, meta.max_start, meta.min_end
+                )
+            )
         return sides
 
     def tables(self) -> dict[str, bytes]:
@@ -130,10 +135,21 @@ class NodeStore:
         puts = []
         for side, segment, run in effects.puts:
             meta = _StoredSegment(
-                segment.slice, segment.rows, segment.bytes, segment.min_start, segment.max_end, segment.max_start, segment.min_end
+                segment.slice,
+                segment.rows,
+                segment.bytes,
+                segment.min_start,
+                segment.max_end,
+                segment.max_start,
+                segment.min_end,
             )
             head = _encoder.encode(meta)
-            puts.append((_segment_key(side, segment.id), len(head).to_bytes(2, "big") + head + encode_rows(run.rows).to_pybytes()))
+            puts.append(
+                (
+                    _segment_key(side, segment.id),
+                    len(head).to_bytes(2, "big") + head + encode_rows(run.rows).to_pybytes(),
+                )
+            )
         puts += [(_TABLE + name.encode(), data) for name, data in effects.tables.items()]
         deletes = [_segment_key(side, id) for side, id in effects.drops]
         entries = []
@@ -168,8 +184,8 @@ class NodeStore:
 class SideStore:
     """One side's segments: in the cache, or read back from the database.
 
-    A put is visible here at once and durable with the step's batch; until then it lives in the cache, which never evicts within a step
-    what the step has put (`pending`).
+    A put is visible here at once and durable with the step's batch; until then it lives in the cache, which never
+    evicts within a step what the step has put (`pending`).
     """
 
     def __init__(self, store: NodeStore, side: int) -> None:

@@ -1,8 +1,9 @@
 """Runs a command that dies with the process that started it: `python tied.py PARENT_PID command …`.
 
-Invariant: the command takes this process's place (same pid, own command line), and the kernel kills it with the given signal when the
-parent goes, even by kill -9. Done here, between fork and exec, because running Python code in a forked child of a process with threads
-may hang. Only Linux can do it; elsewhere the command simply runs, and whoever starts next cleans up.
+Invariant: the command takes this process's place (same pid, own command line), and the kernel kills it with the given
+signal when the parent goes, even by kill -9. Done here, between fork and exec, because running Python code in a forked
+child of a process with threads may hang. Only Linux can do it; elsewhere the command simply runs, and whoever starts
+next cleans up.
 """
 
 import ctypes

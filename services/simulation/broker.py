@@ -1,10 +1,11 @@
 """A broker that lives in memory, and clients with the methods our services call.
 
-Logs per topic partition, offsets and metadata per group, transactions with fencing. Records of a producer wait in a queue per
-partition until `deliver` moves some of them to the log: that is when the rest of the world can see them.
+Logs per topic partition, offsets and metadata per group, transactions with fencing. Records of a producer wait in a
+queue per partition until `deliver` moves some of them to the log: that is when the rest of the world can see them.
 
-Invariant: records of one producer reach a partition in the order they were sent, as a prefix; a transaction's records and offsets are there
-together or not at all; a client that was succeeded by another changes no offset and commits no transaction.
+Invariant: records of one producer reach a partition in the order they were sent, as a prefix; a transaction's records
+and offsets are there together or not at all; a client that was succeeded by another changes no offset and commits no
+transaction.
 """
 
 from collections import deque
@@ -179,7 +180,8 @@ class SimSender:
             self.done.popleft()()
 
     def lose(self, rng: Random) -> int:
-        """The process died: what is not yet at the broker arrives as some prefix per partition, perhaps later. Returns how many are lost."""
+        """The process died: what is not yet at the broker arrives as some prefix per partition, perhaps later. Returns
+        how many are lost."""
         lost = 0
         for queue in self.queues.values():
             keep = rng.choice((0, len(queue), rng.randint(0, len(queue))))
@@ -214,7 +216,13 @@ class SimTransactionalProducer:
         self.open = Transaction()
 
     def produce(
-        self, topic: str, value: bytes | str, key: bytes | str | None = None, partition: int = 0, timestamp: int = 0, **_: Any
+        self,
+        topic: str,
+        value: bytes | str,
+        key: bytes | str | None = None,
+        partition: int = 0,
+        timestamp: int = 0,
+        **_: Any,
     ) -> None:
         assert self.open is not None, "produced outside a transaction"
         data = value.encode() if isinstance(value, str) else value
@@ -227,7 +235,10 @@ class SimTransactionalProducer:
         return 0
 
     def send_offsets_to_transaction(
-        self, offsets: Sequence[TopicPartition], member: tuple[str, int], timeout: float = 0  # noqa: ARG002
+        self,
+        offsets: Sequence[TopicPartition],
+        member: tuple[str, int],
+        timeout: float = 0,  # noqa: ARG002
     ) -> None:
         self._fence()
         group, generation = member

@@ -1,4 +1,5 @@
-"""The services as processes of the simulation: real code, simulated clients and disks, started, stepped, and dropped at a crash.
+"""The services as processes of the simulation: real code, simulated clients and disks, started, stepped, and dropped at
+a crash.
 
 Invariant: what outlives a process is the broker and its disk, byte by byte; every object of the process itself is gone.
 """
@@ -18,7 +19,7 @@ from services.runtime.report import Durations
 from services.runtime.store import Cache, NodeStore, OutboxEntry
 from services.simulation.broker import SimConsumer, SimSender, SimTransactionalProducer
 from services.sink.loop import Sink
-from topology.partition import Memo
+from topology.join.partition import Memo
 
 if TYPE_CHECKING:
     from services.simulation.world import World
@@ -135,7 +136,8 @@ class IngestProcess(Process):
         self.ingest._fetch(0)
         self.ingest._round()
         if any(len(b) for b in self.ingest.backlogs.values()) or any(
-            at < len(self.world.broker.log(place)) for place, at in self.consumer.positions.items()
+            at < len(self.world.broker.log(place))
+            for place, at in self.consumer.positions.items()
             if place not in self.consumer.paused  # a table is not read on behind its cut
         ):
             return True
@@ -153,7 +155,9 @@ class NodeProcess(Process):
         self.name = f"{node}.{partition}"
         self.sender = SimSender(world.broker, self._leaves if disk.strict else None)
         store = NodeStore(disk, partition, Cache(world.cache_bytes), world.tick())
-        self.host = PartitionHost(world.case.mesh, world.case.published, node, partition, store, self.sender, Durations())
+        self.host = PartitionHost(
+            world.case.mesh, world.case.published, node, partition, store, self.sender, Durations()
+        )
         self.place = (topics.node_in("m", "q", node), partition)
         self.back = (topics.node_feedback("m", "q", node), partition)
         self.at, self.at_back = self.host.next_offset("in") or 0, self.host.next_offset("feedback") or 0
@@ -192,7 +196,8 @@ class NodeProcess(Process):
             self._perhaps_commit()
 
     def _perhaps_commit(self) -> None:
-        """After each record, after some, or in a later action: a crash may find any number of steps that are not on disk yet."""
+        """After each record, after some, or in a later action: a crash may find any number of steps that are not on
+        disk yet."""
         if self.rng.random() < self.world.commits:
             self.world.stats["steps committed together"] += self.host.waiting - 1
             self.host.commit()

@@ -1,10 +1,13 @@
-"""The whole mesh in one process, under one seed: who runs, how much it gets, what arrives, who dies where and what is left of it.
+"""The whole mesh in one process, under one seed: who runs, how much it gets, what arrives, who dies where and what is
+left of it.
 
-Faults: a crash at any failpoint and between any two actions; records under way that arrive late, in part or never; a node's state deleted,
-moved to a worker with no state or with old state; processes that are taken for dead, succeeded, and then go on.
+Faults: a crash at any failpoint and between any two actions; records under way that arrive late, in part or never; a
+node's state deleted, moved to a worker with no state or with old state; processes that are taken for dead, succeeded,
+and then go on.
 
-Invariant: a run is a function of its seed (`run_seed` replays it, action by action), and whatever it did, once everything is up and drained the
-committed results are the oracle's, each once, and late and broken records are on record.
+Invariant: a run is a function of its seed (`run_seed` replays it, action by action), and whatever it did, once
+everything is up and drained the committed results are the oracle's, each once, and late and broken records are on
+record.
 """
 
 import json
@@ -21,17 +24,18 @@ from confluent_kafka import KafkaException
 
 import services.ingest.loop as ingest_loop
 import services.join_node.host as host_module
-import topology.ingest as router_module
-import topology.partition as partition_module
+import topology.ingest.reading as router_module
+import topology.join.partition as partition_module
 from schemas import topics
 from schemas.block import MAX_BLOCK_BYTES
 from services.runtime import failpoints
 from services.simulation.broker import Record, SimBroker, SimSender
 from services.simulation.case import draw_case
 from services.simulation.processes import Disk, IngestProcess, NodeProcess, Process, SimulatedCrash, SinkProcess
-from topology import detection, heeding, policy
-from topology.plan import Plan
-from topology.policy import RESTLESS
+from topology.plan.plan import Plan
+from topology.restraint.heralding import heeding
+from topology.restraint.suspension import detection, policy
+from topology.restraint.suspension.policy import RESTLESS
 
 NodeKey = tuple[str, int]
 TRACE_SHOWN = 30
@@ -66,7 +70,9 @@ class World:
         self.block_bytes = self.rng.choice((150, 600, MAX_BLOCK_BYTES))
         self.crash_rate = self.rng.choice((0.0, 0.005, 0.02, 0.06))  # at each failpoint passed
         self.fault_rate = self.rng.choice((0.01, 0.04, 0.1))  # before each action
-        self.delivery = self.rng.choice((0.1, 0.33, 0.5) if self.case.talks else (0.03, 0.1, 0.33))  # share of actions: how long records are under way
+        self.delivery = self.rng.choice(
+            (0.1, 0.33, 0.5) if self.case.talks else (0.03, 0.1, 0.33)
+        )  # share of actions: how long records are under way
         self.heeding = self.rng.choice((heeding.EAGER, heeding.RESTLESS))  # which heralds nodes heed
         self.commits = self.rng.choice((0.4, 1.0, 1.0))  # share of records taken behind which a node commits
         self.running: Process | None = None
@@ -74,13 +80,19 @@ class World:
         self.coming = list(reversed(self.case.records))
         self.keys: list[NodeKey] = [(n.id, p) for n in self.case.plan.nodes for p in range(self.case.mesh.partitions)]
         self.disks = {key: Disk(strict) for key in self.keys}
-        self.left_behind: dict[NodeKey, list[Disk]] = {key: [] for key in self.keys}  # on workers that had the partition once
-        self.alive: dict[str, Process | None] = {"ingest": None, **{f"{n}.{p}": None for n, p in self.keys}, "sink": None}
+        self.left_behind: dict[NodeKey, list[Disk]] = {
+            key: [] for key in self.keys
+        }  # on workers that had the partition once
+        self.alive: dict[str, Process | None] = {
+            "ingest": None,
+            **{f"{n}.{p}": None for n, p in self.keys},
+            "sink": None,
+        }
         self.victim = self.rng.choice(list(self.alive))  # faults that meet are worse than faults that are spread
         self.going_back: dict[NodeKey, int] = {}  # actions until the partition returns to where it was
         self.zombies: list[Process] = []
         self.ghosts: list[SimSender] = []  # records of dead processes that are still under way
-        for (stream, partition) in ((s, p) for s, count in self.case.counts.items() for p in range(count)):
+        for stream, partition in ((s, p) for s, count in self.case.counts.items() for p in range(count)):
             self.broker.log((stream, partition))
 
     def tick(self) -> int:
@@ -141,7 +153,9 @@ class World:
         if waiting:
             sender, place = self.rng.choice(waiting)
             count = sender.deliver(place, self.rng.randint(1, 6))
-            self._note(f"{count} records arrive in {place[0]}:{place[1]}{' from the dead' if sender in self.ghosts else ''}")
+            self._note(
+                f"{count} records arrive in {place[0]}:{place[1]}{' from the dead' if sender in self.ghosts else ''}"
+            )
             self.stats["arrived from the dead"] += count if sender in self.ghosts else 0
 
     def _acknowledge(self) -> None:
@@ -180,7 +194,11 @@ class World:
 
     def _passed(self, point: str) -> None:
         """Called by every failpoint of the services."""
-        if not self.calm and self.running is not None and self.rng.random() < self.crash_rate * (1 if point[0] == "n" else 3):
+        if (
+            not self.calm
+            and self.running is not None
+            and self.rng.random() < self.crash_rate * (1 if point[0] == "n" else 3)
+        ):
             self.stats[f"crash at {point}"] += 1
             raise SimulatedCrash(point)
 
@@ -316,11 +334,15 @@ class World:
                     self.stats["pairs avoided"] += memo.feedback.pairs_avoided
                     self.stats["rows diverted"] += memo.feedback.rows_diverted
                     self.stats["pairs resumed"] += memo.feedback.pairs_resumed
-                    self.stats["sides that began or ceased to speak"] += sum(w.changes for w in memo.feedback.weighed or ())
+                    self.stats["sides that began or ceased to speak"] += sum(
+                        w.changes for w in memo.feedback.weighed or ()
+                    )
 
     def audit(self) -> None:
         case = self.case
-        found = [(str(r.key), (json.loads(r.value or b""), r.time)) for _, r in self.broker.topic(topics.results("m", "q"))]
+        found = [
+            (str(r.key), (json.loads(r.value or b""), r.time)) for _, r in self.broker.topic(topics.results("m", "q"))
+        ]
         self._same("results", Counter(key for key, _ in found), Counter(case.expected))
         assert dict(found) == case.expected, "a result has a wrong value"
         late = {bytes(r.key).decode() for _, r in self.broker.topic(topics.late("m"))}  # type: ignore[arg-type]
@@ -350,7 +372,8 @@ class World:
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """The services as they are, but with this world's clock, crashes and block size, and without deriving the same plan again."""
+        """The services as they are, but with this world's clock, crashes and block size, and without deriving the same
+        plan again."""
         cut = partial(partition_module.cut, limit=self.block_bytes)
         logging.disable(logging.ERROR)
         try:
@@ -378,7 +401,7 @@ def run_seed(seed: int, strict: bool = True) -> World:
     except Exception as error:
         shown = "\n  ".join(world.trace[-TRACE_SHOWN:])
         raise SimulationFailed(
-            f"seed {seed}: {type(error).__name__}: {error}\n  query: {world.case.published.text}\n  plan: {world.case.published.tree}\n"
-            f"  the last {TRACE_SHOWN} of {len(world.trace)} actions:\n  {shown}"
+            f"seed {seed}: {type(error).__name__}: {error}\n  query: {world.case.published.text}\n  plan:"
+            f" {world.case.published.tree}\n  the last {TRACE_SHOWN} of {len(world.trace)} actions:\n  {shown}"
         ) from error
     return world

@@ -1,8 +1,8 @@
 """The sink service of one query: the root's blocks in, result records out, in Kafka transactions.
 
-Invariant: a transaction holds the results of some blocks and the offsets behind them, with the last sequence seen per partition as the offset's metadata.
-So for a read_committed reader each result is there exactly once, whatever is killed when; a second sink with the same
-transactional id fences the first.
+Invariant: a transaction holds the results of some blocks and the offsets behind them, with the last sequence seen per
+partition as the offset's metadata. So for a read_committed reader each result is there exactly once, whatever is killed
+when; a second sink with the same transactional id fences the first.
 """
 
 import logging
@@ -26,9 +26,9 @@ from services.runtime.health import Health
 from services.runtime.kafka import client_config, left_open
 from services.runtime.report import Durations, Reporter
 from services.runtime.service import Arguments, end_when_fatal, end_when_lost
-from topology.admission import Admission
-from topology.plan import Input, Plan
-from topology.results import ResultEncoder, Results, SequenceFilter
+from topology.join.admission import Admission
+from topology.plan.plan import Input, Plan
+from topology.results.results import ResultEncoder, Results, SequenceFilter
 
 log = logging.getLogger("joinmesh.sink")
 TRANSACTION_S = 0.1  # a transaction is closed after this long …
@@ -47,24 +47,52 @@ def serve(arguments: Arguments) -> None:
     mesh, query, instance = arguments.mesh, arguments.query, arguments.instance
     ((published, plan),) = wait_for_plans(mesh, [query]).values()
     name = f"{mesh.name}.{query}.sink-{instance}"
-    producer = Producer(client_config(
-        mesh, transactional_id=name, linger_ms=5, message_max_bytes=MAX_RECORD_BYTES, queue_buffering_max_messages=1_000_000,
-        queue_buffering_max_kbytes=512 << 10, batch_num_messages=50_000, batch_size=1 << 20, transaction_timeout_ms=60_000,
-        error_cb=end_when_fatal("sink"),
-    ))  # fmt: skip
-    consumer = Consumer(client_config(
-        mesh, group_id=f"{mesh.name}.{query}.sink", group_instance_id=name, enable_auto_commit=False, auto_offset_reset="error",
-        session_timeout_ms=10_000, fetch_wait_max_ms=10, fetch_min_bytes=32 << 10, isolation_level="read_committed",
-        fetch_message_max_bytes=4 << 20, queued_max_messages_kbytes=64 << 10, queued_min_messages=1000, fetch_queue_backoff_ms=5,
-        error_cb=end_when_fatal("sink"),
-    ))  # fmt: skip
+    producer = Producer(
+        client_config(
+            mesh,
+            transactional_id=name,
+            linger_ms=5,
+            message_max_bytes=MAX_RECORD_BYTES,
+            queue_buffering_max_messages=1_000_000,
+            queue_buffering_max_kbytes=512 << 10,
+            batch_num_messages=50_000,
+            batch_size=1 << 20,
+            transaction_timeout_ms=60_000,
+            error_cb=end_when_fatal("sink"),
+        )
+    )
+    consumer = Consumer(
+        client_config(
+            mesh,
+            group_id=f"{mesh.name}.{query}.sink",
+            group_instance_id=name,
+            enable_auto_commit=False,
+            auto_offset_reset="error",
+            session_timeout_ms=10_000,
+            fetch_wait_max_ms=10,
+            fetch_min_bytes=32 << 10,
+            isolation_level="read_committed",
+            fetch_message_max_bytes=4 << 20,
+            queued_max_messages_kbytes=64 << 10,
+            queued_min_messages=1000,
+            fetch_queue_backoff_ms=5,
+            error_cb=end_when_fatal("sink"),
+        )
+    )
     reporter = Reporter(mesh, Producer(client_config(mesh)), "sink", f"{query}.sink-{instance}", query=query)
     Sink(mesh, plan, published.epoch, consumer, producer, reporter, arguments.new_health()).run()
 
 
 class Sink:
     def __init__(
-        self, mesh: Mesh, plan: Plan, epoch: int, consumer: Any, producer: Any, reporter: Reporter | None, health: Health | None = None
+        self,
+        mesh: Mesh,
+        plan: Plan,
+        epoch: int,
+        consumer: Any,
+        producer: Any,
+        reporter: Reporter | None,
+        health: Health | None = None,
     ) -> None:
         query = plan.query.name
         self.mesh, self.query, self.epoch, self.stopping = mesh, query, epoch, False
@@ -85,7 +113,9 @@ class Sink:
             signal.signal(name, self._stop)
         self.producer.init_transactions(60)
         self._clear()
-        self.consumer.subscribe([self.source], on_assign=self._assigned, on_revoke=self._revoked, on_lost=end_when_lost("sink"))
+        self.consumer.subscribe(
+            [self.source], on_assign=self._assigned, on_revoke=self._revoked, on_lost=end_when_lost("sink")
+        )
         log.info("writing %s", self.results_topic)
         self.health.watch()
         while not self.stopping:
@@ -106,20 +136,27 @@ class Sink:
     def _clear(self) -> None:
         """End for good what an earlier transaction of this sink may have left open.
 
-        A broker that is stopped at the wrong moment may take a transaction for complete without its markers in the log. The next commit would then commit
-        its records too, after they were read and written again. An empty transaction over the same partitions, aborted, ends all of it together:
-        results and offsets alike, so they are read and written again, once.
+        A broker that is stopped at the wrong moment may take a transaction for complete without its markers in the log.
+        The next commit would then commit its records too, after they were read and written again. An empty transaction
+        over the same partitions, aborted, ends all of it together: results and offsets alike, so they are read and
+        written again, once.
         """
         self.producer.begin_transaction()
         for partition in left_open(self.mesh, self.results_topic, self.mesh.partitions):
-            log.warning("%s partition %s holds records of a transaction that was never ended; ending it", self.results_topic, partition)
+            log.warning(
+                "%s partition %s holds records of a transaction that was never ended; ending it",
+                self.results_topic,
+                partition,
+            )
             self.producer.produce(self.results_topic, b"", partition=partition)
         try:
             self.producer.flush(TRANSACTION_PATIENCE_S)
             self.producer.send_offsets_to_transaction(
                 [TopicPartition(self.source, 0, 0)], self.consumer.consumer_group_metadata(), TRANSACTION_PATIENCE_S
             )
-        except KafkaException as error:  # refused, because the group still has the member that died; that the group takes part is enough
+        except (
+            KafkaException
+        ) as error:  # refused, because the group still has the member that died; that the group takes part is enough
             log.debug("clearing: %s", error)
         self.producer.abort_transaction(TRANSACTION_PATIENCE_S)
 
@@ -133,8 +170,9 @@ class Sink:
             start = place.offset if place.offset >= 0 else low
             if start < low:
                 raise StateError(
-                    f"{place.topic} partition {place.partition}: next block to write is {start}, but the topic now begins at {low}; blocks were "
-                    "deleted before the sink read them. Keep them longer (retention.ms) and use a new mesh name to compute the results again"
+                    f"{place.topic} partition {place.partition}: next block to write is {start}, but the topic now"
+                    f" begins at {low}; blocks were deleted before the sink read them. Keep them longer (retention.ms)"
+                    " and use a new mesh name to compute the results again"
                 )
             seen = msgspec.json.decode(place.metadata, type=Seen) if place.offset >= 0 and place.metadata else Seen()
             self.filters[place.partition] = SequenceFilter(seen.sequence)
@@ -212,7 +250,9 @@ class Sink:
             for p, next in self.next.items()
         ]
         # May hang for longer than it is told when the broker was restarted; `Health.watch` ends the process then.
-        self.producer.send_offsets_to_transaction(offsets, self.consumer.consumer_group_metadata(), TRANSACTION_PATIENCE_S)
+        self.producer.send_offsets_to_transaction(
+            offsets, self.consumer.consumer_group_metadata(), TRANSACTION_PATIENCE_S
+        )
         failpoint("sink.before_commit")
         self.producer.commit_transaction(TRANSACTION_PATIENCE_S)
         failpoint("sink.after_commit")
@@ -224,15 +264,21 @@ class Sink:
         lag = 0
         for partition, next in self.next.items():
             try:
-                _, high = self.consumer.get_watermark_offsets(TopicPartition(self.source, partition), timeout=2, cached=not self.health.quiet)
+                _, high = self.consumer.get_watermark_offsets(
+                    TopicPartition(self.source, partition), timeout=2, cached=not self.health.quiet
+                )
             except KafkaException:
                 continue
             lag += max(0, high - next)
         assert self.reporter is not None
         self.reporter.send(
-            **self.counts, events_in=self.counts["blocks_in"], lag=lag, step_ms_p50=self.latency.percentile(0.5),
-            step_ms_p99=self.latency.percentile(0.99), ready=self.health.ready,
-        )  # fmt: skip
+            **self.counts,
+            events_in=self.counts["blocks_in"],
+            lag=lag,
+            step_ms_p50=self.latency.percentile(0.5),
+            step_ms_p99=self.latency.percentile(0.99),
+            ready=self.health.ready,
+        )
         self.health.observe(self.counts["blocks_in"], lag)
         self.health.check()
         self.reporter.producer.poll(0)

@@ -1,7 +1,8 @@
 """One service as a child process: start, watch, restart with backoff, stop, and what its log says.
 
-Invariant: a child never outlives the supervisor (the kernel kills it, see `services.runtime.tied`), its output is written to its log file by
-itself (nothing is lost when the supervisor stalls), and between two starts of a child that keeps dying there is a growing pause.
+Invariant: a child never outlives the supervisor (the kernel kills it, see `services.runtime.tied`), its output is
+written to its log file by itself (nothing is lost when the supervisor stalls), and between two starts of a child that
+keeps dying there is a growing pause.
 """
 
 import os
@@ -72,9 +73,17 @@ class Child:
             self._read, self._rest = log.tell(), b""
             # An own session: Ctrl-C reaches the supervisor alone, which then stops the services in good order.
             self._process = subprocess.Popen(
-                tied_command(self.command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                env={"POLARS_MAX_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"},  # blocks are small: threads cost more than they give
-            )  # fmt: skip
+                tied_command(self.command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={
+                    "POLARS_MAX_THREADS": "1",
+                    **os.environ,
+                    "PYTHONUNBUFFERED": "1",
+                },  # blocks are small: threads cost more than they give
+            )
         self._started, self._due = time.monotonic(), None
 
     def ended(self) -> int | None:

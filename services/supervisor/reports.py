@@ -1,7 +1,7 @@
 """Reads `<mesh>.report`: the latest word of each service instance.
 
-Invariant: a report is what a service said about itself; nothing is added but its age. Reading never joins a consumer group and never
-commits, so any number of people may look at the same time.
+Invariant: a report is what a service said about itself; nothing is added but its age. Reading never joins a consumer
+group and never commits, so any number of people may look at the same time.
 """
 
 import json
@@ -26,10 +26,16 @@ class ReportReader:
         self.topic = topics.report(mesh.name)
         self.latest: dict[str, Report] = {}
         self.exists = self.topic in reach(mesh).topics
-        self._consumer = Consumer(client_config(
-            mesh, group_id=f"{mesh.name}.report-reader", enable_auto_commit=False, auto_offset_reset="earliest", log_level=0,
-            fetch_wait_max_ms=100,
-        ))  # fmt: skip
+        self._consumer = Consumer(
+            client_config(
+                mesh,
+                group_id=f"{mesh.name}.report-reader",
+                enable_auto_commit=False,
+                auto_offset_reset="earliest",
+                log_level=0,
+                fetch_wait_max_ms=100,
+            )
+        )
 
     def from_end(self) -> "ReportReader":
         """Only what is reported from now on."""
@@ -38,7 +44,8 @@ class ReportReader:
         return self
 
     def read_tail(self, expected: Iterable[str] = ()) -> dict[str, Report]:
-        """The newest report of every instance; goes back to the beginning only when an expected service is not among the last ones."""
+        """The newest report of every instance; goes back to the beginning only when an expected service is not among
+        the last ones."""
         if not self.exists:
             return {}
         low, high = self._consumer.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=10)
@@ -82,7 +89,8 @@ class ReportReader:
 
 
 def instances(reports: dict[str, Report], service: str) -> dict[str, Report]:
-    """The reports of one service: `ingest` has instances `ingest-0`, `ingest-1`, …; the controller is just `controller`.
+    """The reports of one service: `ingest` has instances `ingest-0`, `ingest-1`, …; the controller is just
+    `controller`.
 
     >>> sorted(instances({"a.j1-0": {}, "a.j1-1": {}, "a.j10-0": {}, "a.j1": {}}, "a.j1"))
     ['a.j1', 'a.j1-0', 'a.j1-1']
@@ -93,11 +101,14 @@ def instances(reports: dict[str, Report], service: str) -> dict[str, Report]:
 class IdleWatch:
     """Decides from reports that everything produced so far has gone through the whole mesh.
 
-    Idle = every service that reads data has reported since this run began, is ready, says lag 0, and no counter of any of them has moved for
-    `quiet_s`, counted between reports, so that a service that hangs without reporting never looks idle.
+    Idle = every service that reads data has reported since this run began, is ready, says lag 0, and no counter of any
+    of them has moved for `quiet_s`, counted between reports, so that a service that hangs without reporting never looks
+    idle.
     """
 
-    def __init__(self, services: Iterable[str], quiet_s: float, now_ms: Callable[[], float] = lambda: time.time() * 1000) -> None:
+    def __init__(
+        self, services: Iterable[str], quiet_s: float, now_ms: Callable[[], float] = lambda: time.time() * 1000
+    ) -> None:
         self.services = [name for name in services if name != "controller"]
         self.quiet_ms = quiet_s * 1000
         self.began_ms = now_ms()
@@ -110,7 +121,11 @@ class IdleWatch:
         for service in self.services:
             mine = [r for r in instances(reports, service).values() if float(r.get("at_ms", 0)) >= self.began_ms]
             lag = sum(int(r.get("lag") or 0) for r in mine)
-            words += [f"{service} has {lag:,} to read" if mine else f"{service} has not reported yet"] if lag or not mine else []
+            words += (
+                [f"{service} has {lag:,} to read" if mine else f"{service} has not reported yet"]
+                if lag or not mine
+                else []
+            )
         read = sum(int(r.get("events_in") or 0) for r in instances(reports, "ingest").values())
         return f"{read:,} events read; " + (", ".join(words) or "nothing left to read, waiting for quiet")
 
@@ -122,9 +137,13 @@ class IdleWatch:
             mine = {k: r for k, r in instances(reports, service).items() if float(r.get("at_ms", 0)) >= self.began_ms}
             waiting = waiting or not mine
             for key, report in sorted(mine.items()):
-                waiting = waiting or report.get("lag") != 0 or report.get("ready") is False  # without partitions yet, nothing lags
+                waiting = (
+                    waiting or report.get("lag") != 0 or report.get("ready") is False
+                )  # without partitions yet, nothing lags
                 oldest_ms = min(oldest_ms, float(report["at_ms"]))
-                counters.append((key, report.get("events_in"), report.get("rows_in"), report.get("rows_out"), report.get("lag")))
+                counters.append(
+                    (key, report.get("events_in"), report.get("rows_in"), report.get("rows_out"), report.get("lag"))
+                )
         if tuple(counters) != self._seen or waiting:
             self._seen = tuple(counters)
             self._since_ms = max((float(r.get("at_ms", 0)) for r in reports.values()), default=self.began_ms)

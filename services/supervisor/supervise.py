@@ -1,7 +1,7 @@
 """Runs a mesh in the foreground: topics, one child per service, restarts, a clean stop.
 
-Invariant: one supervisor per data folder (a lock the kernel holds), and when `run` returns no child is alive. The order of stopping is the order of the
-data: ingest first, so that what is on its way can still be taken in.
+Invariant: one supervisor per data folder (a lock the kernel holds), and when `run` returns no child is alive. The order
+of stopping is the order of the data: ingest first, so that what is on its way can still be taken in.
 """
 
 import fcntl
@@ -82,7 +82,10 @@ class Supervisor:
             child = Child(service, os.path.abspath(self.mesh.file), self.data)
             self.children.append(child)
             child.start()
-        self.say(f"started {len(self.children)} services of mesh {self.mesh.name}: {', '.join(c.name for c in self.children)}")
+        self.say(
+            f"started {len(self.children)} services of mesh {self.mesh.name}:"
+            f" {', '.join(c.name for c in self.children)}"
+        )
         self.say(f"state and logs in {self.data}; Ctrl-C stops")
 
     def _watch(self) -> None:
@@ -96,7 +99,11 @@ class Supervisor:
                 self.say(f"{child.name} started again (restart {child.restarts})")
         if self._reports is not None and self._idle is not None:
             self._reports.poll()
-            if self._stop is None and all(child.alive for child in self.children) and self._idle.idle(self._reports.latest):
+            if (
+                self._stop is None
+                and all(child.alive for child in self.children)
+                and self._idle.idle(self._reports.latest)
+            ):
                 self._stop = f"everything is processed and quiet since {self.until_idle_s:g} s"
             elif time.monotonic() - self._said >= SAY_EVERY_S:
                 self._said = time.monotonic()
@@ -141,14 +148,17 @@ class _lock:
             self.data.mkdir(parents=True, exist_ok=True)
             self.file = (self.data / "lock").open("a+")
         except OSError as error:
-            raise MachineError(f"cannot use the data folder {self.data}: {error.strerror}; choose another one with --data") from None
+            raise MachineError(
+                f"cannot use the data folder {self.data}: {error.strerror}; choose another one with --data"
+            ) from None
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.file.seek(0)
             owner = self.file.read().strip() or "another process"
             raise MachineError(
-                f"{self.data} is in use by a running `joinmesh up` (process {owner}); stop that one, or choose another folder with --data"
+                f"{self.data} is in use by a running `joinmesh up` (process {owner}); stop that one, or choose another"
+                " folder with --data"
             ) from None
         self.file.truncate(0)
         self.file.write(str(os.getpid()))

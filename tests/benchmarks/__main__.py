@@ -1,9 +1,9 @@
 """`make bench`: a 2-way join of JSON events, Kafka to Kafka, beside a hand-written join in the same run.
 
-The work: two streams, 60 s windows, about 60,000 events a side in a window, about one match per event. Printed: events/s (from the first
-event read to the last result written), CPU seconds per million events over all services, peak memory; then p50 and p99 latency at a fixed
-10,000 events/s (from an event's creation to its result in the hands of a read_committed reader).
-Every run's results are counted against the truth; a wrong count is an error, not a figure.
+The work: two streams, 60 s windows, about 60,000 events a side in a window, about one match per event. Printed:
+events/s (from the first event read to the last result written), CPU seconds per million events over all services, peak
+memory; then p50 and p99 latency at a fixed 10,000 events/s (from an event's creation to its result in the hands of a
+read_committed reader). Every run's results are counted against the truth; a wrong count is an error, not a figure.
 """
 
 import argparse
@@ -48,7 +48,9 @@ queries:
 def make_events(side: int, count: int, start_ms: int = 1_700_000_000_000) -> pl.DataFrame:
     rng = np.random.default_rng(side + 1)
     times = start_ms + np.arange(count) - rng.integers(0, 500, count)
-    return pl.DataFrame({"id": np.arange(count), "ts": times, "x": rng.integers(0, KEYS, count), "y": rng.integers(0, KEYS, count)})
+    return pl.DataFrame(
+        {"id": np.arange(count), "ts": times, "x": rng.integers(0, KEYS, count), "y": rng.integers(0, KEYS, count)}
+    )
 
 
 def load(bootstrap: str, topic: str, events: pl.DataFrame) -> None:
@@ -64,6 +66,7 @@ def load(bootstrap: str, topic: str, events: pl.DataFrame) -> None:
 
 def count_pairs(a: pl.DataFrame, b: pl.DataFrame) -> int:
     """The truth: on-time events of each side, pairs of equal x within the window."""
+
     def on_time(events: pl.DataFrame) -> pl.DataFrame:
         largest = pl.col("ts").cum_max().shift(1).over(pl.col("x") % PARTITIONS).fill_null(0)
         return events.filter(pl.col("ts") >= largest - 1000)
@@ -102,13 +105,17 @@ class Meter:
         return max(memory for _, _, memory in self.samples) / 1e6
 
 
-def wait_for_results(bootstrap: str, topic: str, expected: int, limit_s: float = 180, partitions: int = PARTITIONS) -> float:
+def wait_for_results(
+    bootstrap: str, topic: str, expected: int, limit_s: float = 180, partitions: int = PARTITIONS
+) -> float:
     """Time at which the topic held its last record (transaction markers count as records, so at least `expected`)."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-ends"})
     last, since, begun = -1, time.time(), time.time()
     while time.time() - begun < limit_s:
         try:
-            total = sum(consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in range(partitions))
+            total = sum(
+                consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in range(partitions)
+            )
         except KafkaException:  # the topic is not there yet
             time.sleep(0.2)
             continue
@@ -123,9 +130,14 @@ def wait_for_results(bootstrap: str, topic: str, expected: int, limit_s: float =
 
 
 def committed(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> int:
-    consumer = Consumer({
-        "bootstrap.servers": bootstrap, "group.id": "bench-count", "isolation.level": "read_committed", "enable.partition.eof": True,
-    })  # fmt: skip
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "bench-count",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
     consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
     found = ended = 0
     while ended < partitions:
@@ -140,7 +152,8 @@ def committed(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> int:
 
 @contextlib.contextmanager
 def running(mesh: Mesh, file: Path, data: Path) -> Iterator[tuple[list[psutil.Process], Path]]:
-    """All services of the mesh as processes, as the supervisor starts them; ingest last, so that start-up is not in the figures."""
+    """All services of the mesh as processes, as the supervisor starts them; ingest last, so that start-up is not in the
+    figures."""
     queries = parse_queries(mesh)
     ensure_topics(mesh, topics_of(mesh, queries), lambda _: None)
     logs = data / "logs"
@@ -197,16 +210,31 @@ def throughput(bootstrap: str, home: Path, count: int) -> dict[str, dict[str, An
     a, b = make_events(0, count // 2), make_events(1, count // 2)
     expected = count_pairs(a, b)
     print(f"loading {count:,} events; they have {expected:,} pairs", flush=True)
-    plain_mesh = Mesh(name="bench", kafka={"bootstrap.servers": bootstrap}, partitions=PARTITIONS, streams={}, queries={})
-    ensure_topics(plain_mesh, [Topic("bench-a", PARTITIONS), Topic("bench-b", PARTITIONS), Topic("bench-plain", PARTITIONS)], lambda _: None)
+    plain_mesh = Mesh(
+        name="bench", kafka={"bootstrap.servers": bootstrap}, partitions=PARTITIONS, streams={}, queries={}
+    )
+    ensure_topics(
+        plain_mesh,
+        [Topic("bench-a", PARTITIONS), Topic("bench-b", PARTITIONS), Topic("bench-plain", PARTITIONS)],
+        lambda _: None,
+    )
     load(bootstrap, "bench-a", a)
     load(bootstrap, "bench-b", b)
     figures = {}
     print("running the hand-written join", flush=True)
     child = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("plain_join.py")), bootstrap, "bench-a", "bench-b", "bench-plain", str(WINDOW_MS)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(Path(__file__).with_name("plain_join.py")),
+            bootstrap,
+            "bench-a",
+            "bench-b",
+            "bench-plain",
+            str(WINDOW_MS),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     meter = Meter([psutil.Process(child.pid)])
     assert child.stdout is not None
     begin = float(child.stdout.readline().split()[1])
@@ -214,7 +242,9 @@ def throughput(bootstrap: str, home: Path, count: int) -> dict[str, dict[str, An
     meter.stop()
     child.terminate()
     child.wait(10)
-    figures["hand-written, no recovery"] = _figures(count, begin, end, meter, committed(bootstrap, "bench-plain"), expected)
+    figures["hand-written, no recovery"] = _figures(
+        count, begin, end, meter, committed(bootstrap, "bench-plain"), expected
+    )
     print("running the mesh", flush=True)
     file = home / "bench.yaml"
     file.write_text(MESH.format(name="bench", bootstrap=bootstrap, a="bench-a", b="bench-b"))
@@ -233,9 +263,12 @@ def throughput(bootstrap: str, home: Path, count: int) -> dict[str, dict[str, An
 def _figures(count: int, begin: float, end: float, meter: Meter, found: int, expected: int) -> dict[str, Any]:
     seconds, cpu = end - begin, meter.cpu(begin, end)
     return {
-        "events/s": round(count / seconds), "CPU s per 1M events": round(cpu / count * 1e6, 2), "peak memory MB": round(meter.peak_mb()),
-        "results": found, "of": expected,
-    }  # fmt: skip
+        "events/s": round(count / seconds),
+        "CPU s per 1M events": round(cpu / count * 1e6, 2),
+        "peak memory MB": round(meter.peak_mb()),
+        "results": found,
+        "of": expected,
+    }
 
 
 def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, float]:
@@ -247,10 +280,16 @@ def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, fl
     done = threading.Event()
 
     def read() -> None:
-        consumer = Consumer({
-            "bootstrap.servers": bootstrap, "group.id": "live", "isolation.level": "read_committed", "fetch.wait.max.ms": 10, "fetch.min.bytes": 100_000,
-            "auto.offset.reset": "earliest",
-        })  # fmt: skip
+        consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "live",
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 10,
+                "fetch.min.bytes": 100_000,
+                "auto.offset.reset": "earliest",
+            }
+        )
         consumer.assign([TopicPartition("live.pairs.results", p, 0) for p in range(PARTITIONS)])
         while not done.is_set():
             for message in consumer.consume(5_000, 0.02):
@@ -270,7 +309,11 @@ def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, fl
             keys = rng.integers(0, rate // 2 * seconds, due).tolist()  # about one match per event in the end
             now = int(time.time() * 1000)
             for k, key in enumerate(keys):
-                producer.produce("live-a" if k % 2 else "live-b", b'{"id":%d,"ts":%d,"x":%d}' % (sent + k, now, key), partition=key % 4)
+                producer.produce(
+                    "live-a" if k % 2 else "live-b",
+                    b'{"id":%d,"ts":%d,"x":%d}' % (sent + k, now, key),
+                    partition=key % 4,
+                )
             sent += due
             producer.poll(0)
             time.sleep(0.002)
@@ -279,22 +322,30 @@ def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, fl
         done.set()
         reader.join()
     steady = np.array(waits[len(waits) // 5 :])
-    return {"events/s": round(sent / seconds), "results": len(waits), "p50 ms": float(np.percentile(steady, 50)),
-            "p99 ms": float(np.percentile(steady, 99))}  # fmt: skip
+    return {
+        "events/s": round(sent / seconds),
+        "results": len(waits),
+        "p50 ms": float(np.percentile(steady, 50)),
+        "p99 ms": float(np.percentile(steady, 99)),
+    }
 
 
 def recovery(bootstrap: str, home: Path, rows: int) -> float:
-    """Seconds from kill -9 of a join node that holds `rows` rows to the first result of an event made after the kill."""
+    """Seconds from kill -9 of a join node that holds `rows` rows to the first result of an event made after the
+    kill."""
     names = Mesh(name="again", kafka={"bootstrap.servers": bootstrap}, partitions=PARTITIONS, streams={}, queries={})
     ensure_topics(names, [Topic("again-a", PARTITIONS), Topic("again-b", PARTITIONS)], lambda _: None)
     load(bootstrap, "again-a", make_events(0, rows // 2))
     load(bootstrap, "again-b", make_events(1, rows // 2))
     file = home / "again.yaml"
-    file.write_text(MESH.format(name="again", bootstrap=bootstrap, a="again-a", b="again-b").replace("60 SECONDS", "1 HOUR"))
+    file.write_text(
+        MESH.format(name="again", bootstrap=bootstrap, a="again-a", b="again-b").replace("60 SECONDS", "1 HOUR")
+    )
     up = subprocess.Popen(
-        [sys.executable, "-m", "services.cli.main", "up", "-f", str(file), "--data", str(home / "again")], stdout=subprocess.DEVNULL,
+        [sys.executable, "-m", "services.cli.main", "up", "-f", str(file), "--data", str(home / "again")],
+        stdout=subprocess.DEVNULL,
         env={**os.environ, "POLARS_MAX_THREADS": "1"},
-    )  # fmt: skip
+    )
     begin_ms = 1_700_000_000_000 + rows // 2
     begun, done, found = time.time(), threading.Event(), threading.Event()
     killed_ms = 1 << 62
@@ -314,7 +365,14 @@ def recovery(bootstrap: str, home: Path, rows: int) -> float:
         producer.flush()
 
     def read() -> None:
-        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "again", "isolation.level": "read_committed", "fetch.wait.max.ms": 10})
+        consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "again",
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 10,
+            }
+        )
         places = [TopicPartition("again.pairs.results", p) for p in range(PARTITIONS)]
         for place in places:  # only what comes now: reading the million before it would be measured too
             place.offset = consumer.get_watermark_offsets(place, timeout=10)[1]
@@ -347,14 +405,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--latency-seconds", type=int, default=20)
-    parser.add_argument("--recovery", action="store_true", help="only: time to the next result after kill -9 of a node with 1M rows of state")
+    parser.add_argument(
+        "--recovery",
+        action="store_true",
+        help="only: time to the next result after kill -9 of a node with 1M rows of state",
+    )
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="joinmesh-bench-") as folder:
         home = Path(folder)
         with LocalBroker(home / "broker", tied=True, progress=print) as broker:
             if args.recovery:
-                print(f"next result {recovery(broker.bootstrap, home, 1_000_000):.1f} s after kill -9 of a node with 1,000,000 rows of state")
+                print(
+                    f"next result {recovery(broker.bootstrap, home, 1_000_000):.1f} s after kill -9 of a node with"
+                    " 1,000,000 rows of state"
+                )
                 return
             figures = throughput(broker.bootstrap, home, args.events)
             print(f"measuring latency at 10,000 events/s for {args.latency_seconds} s", flush=True)
@@ -364,7 +429,10 @@ def main() -> None:
         print(f"{who:28}" + "".join(f"{value:>22,}" for value in row.values()))
     ours, plain = figures["joinmesh, exactly once"], figures["hand-written, no recovery"]
     print(f"\nratio of throughput: {ours['events/s'] / plain['events/s']:.2f}")
-    print(f"latency at {live['events/s']:,} events/s: p50 {live['p50 ms']:.0f} ms, p99 {live['p99 ms']:.0f} ms ({live['results']:,} results)")
+    print(
+        f"latency at {live['events/s']:,} events/s: p50 {live['p50 ms']:.0f} ms, p99 {live['p99 ms']:.0f} ms"
+        f" ({live['results']:,} results)"
+    )
     if args.json:
         args.json.write_text(json.dumps({"throughput": figures, "latency": live}, indent=2))
 

@@ -1,6 +1,8 @@
-"""What an M-Join costs beside a tree of two-way joins: time of all steps of one partition, without a broker, for each routing, with feedback and without.
+"""What an M-Join costs beside a tree of two-way joins: time of all steps of one partition, without a broker, for each
+routing, with feedback and without.
 
-Three streams of equal rate and a rare fourth, all joined on one column. The results of all runs must be the same in number.
+Three streams of equal rate and a rare fourth, all joined on one column. The results of all runs must be the same in
+number.
 
     python -m tests.benchmarks.mjoin
 """
@@ -11,10 +13,10 @@ import time
 
 from schemas.block import decode_block
 from schemas.mesh import FieldType, Routing, Stream
-from topology.cql import parse_query
-from topology.mjoin import MultiJoin
-from topology.plan import Tree, build_plan, tree_text
-from topology.testing import TopologyDriver
+from topology.join.mjoin import MultiJoin
+from topology.plan.plan import Tree, build_plan, tree_text
+from topology.query.cql import parse_query
+from topology.testing.driver import TopologyDriver
 
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "ts": FieldType.TIMESTAMP}
 STREAMS = {name: Stream(name, name, FIELDS, "ts", lateness_ms=100) for name in "abcd"}
@@ -25,14 +27,27 @@ TEXT = (
 )
 FLAT: Tree = ("a", "b", "c", "d")
 RUNS: tuple[tuple[Tree, Routing, bool], ...] = (
-    (((("a", "b"), "c"), "d"), "fixed", False), (FLAT, "fixed", False), (FLAT, "fixed", True), (FLAT, "eddy", False), (FLAT, "eddy", True),
-)  # fmt: skip
+    (((("a", "b"), "c"), "d"), "fixed", False),
+    (FLAT, "fixed", False),
+    (FLAT, "fixed", True),
+    (FLAT, "eddy", False),
+    (FLAT, "eddy", True),
+)
 
 
-def measure(tree: Tree, routing: Routing, feedback: bool, events: int, keys: int, rare: float) -> tuple[float, int, int, int]:
+def measure(
+    tree: Tree, routing: Routing, feedback: bool, events: int, keys: int, rare: float
+) -> tuple[float, int, int, int]:
     """Seconds in steps, results, composites, and bytes of tables written."""
     rng = random.Random(1)
-    driver = TopologyDriver(build_plan(parse_query("q", TEXT, STREAMS), tree), STREAMS, partitions=1, source_partitions=1, feedback=feedback, routing=routing)
+    driver = TopologyDriver(
+        build_plan(parse_query("q", TEXT, STREAMS), tree),
+        STREAMS,
+        partitions=1,
+        source_partitions=1,
+        feedback=feedback,
+        routing=routing,
+    )
     seconds, written = 0.0, 0
     for i in range(events):
         for name in "abcd":
@@ -53,7 +68,9 @@ def measure(tree: Tree, routing: Routing, feedback: bool, events: int, keys: int
                 written += sum(map(len, effects.tables.values()))
                 driver._deliver(effects.sends)
             log.read = len(log.records)
-    made = sum(node.paths.composites if isinstance(node, MultiJoin) else node.memo.rows_out for node in driver.nodes.values())
+    made = sum(
+        node.paths.composites if isinstance(node, MultiJoin) else node.memo.rows_out for node in driver.nodes.values()
+    )
     results = driver.nodes[driver.plan.root.id, 0].memo.rows_out
     return seconds, results, made if tree == FLAT else made - results, written
 
@@ -69,7 +86,10 @@ def main() -> None:
             seconds, results, made, written = measure(tree, routing, feedback, args.events, keys, rare)
             found.add(results)
             words = f"{tree_text(tree)} {routing if tree == FLAT else ''}{', feedback' if feedback else ''}"
-            print(f"  {words:26} {seconds:5.2f} s  results {results:,}  composites {made:,}  tables written {written / 1e6:.1f} MB")
+            print(
+                f"  {words:26} {seconds:5.2f} s  results {results:,}  composites {made:,}  tables written"
+                f" {written / 1e6:.1f} MB"
+            )
         if len(found) > 1:
             raise SystemExit("the results differ")
 

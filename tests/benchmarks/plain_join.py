@@ -1,6 +1,8 @@
-"""What a good engineer writes by hand: one process, confluent-kafka, msgspec, dicts of deques. No state store, no recovery, at-least-once.
+"""What a good engineer writes by hand: one process, confluent-kafka, msgspec, dicts of deques. No state store, no
+recovery, at-least-once.
 
-Measured in the same run as the mesh, so that the machine's mood cancels out. Arguments: bootstrap, the two topics, the output topic, window ms.
+Measured in the same run as the mesh, so that the machine's mood cancels out. Arguments: bootstrap, the two topics, the
+output topic, window ms.
 """
 
 import signal
@@ -42,9 +44,14 @@ class Side:
 
 def main() -> None:
     bootstrap, left, right, out, window = *sys.argv[1:5], int(sys.argv[5])
-    consumer = Consumer({
-        "bootstrap.servers": bootstrap, "group.id": f"plain-{time.time()}", "auto.offset.reset": "earliest", "fetch.wait.max.ms": 50,
-    })  # fmt: skip
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"plain-{time.time()}",
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 50,
+        }
+    )
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 500_000})
     consumer.subscribe([left, right])
     running = True

@@ -17,19 +17,30 @@ ROOT = Path(__file__).parent.parent.parent
 def joinmesh(*arguments: str | Path, check: bool = True, timeout: float = 400) -> subprocess.CompletedProcess[str]:
     """Run the command line; a failure shows what it said."""
     done = subprocess.run(
-        [sys.executable, "-m", "services.cli.main", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=timeout,
+        [sys.executable, "-m", "services.cli.main", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert not check or done.returncode == 0, f"joinmesh {' '.join(map(str, arguments))}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    )
+    assert not check or done.returncode == 0, (
+        f"joinmesh {' '.join(map(str, arguments))}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    )
     return done
 
 
 def read_topic(bootstrap: str, topic: str) -> list[tuple[str, Any, int]]:
     """(key, JSON value, timestamp) of every record a read_committed reader sees."""
-    consumer = Consumer({
-        "bootstrap.servers": bootstrap, "group.id": "test-reader", "isolation.level": "read_committed", "enable.partition.eof": True,
-        "enable.auto.commit": False,
-    })  # fmt: skip
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "test-reader",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
     found, open_partitions = [], set(partitions)
@@ -37,7 +48,9 @@ def read_topic(bootstrap: str, topic: str) -> list[tuple[str, Any, int]]:
         for message in consumer.consume(10_000, 1.0):
             error = message.error()
             if error is None:
-                found.append(((message.key() or b"").decode(), json.loads(message.value() or b"null"), message.timestamp()[1]))
+                found.append(
+                    ((message.key() or b"").decode(), json.loads(message.value() or b"null"), message.timestamp()[1])
+                )
             elif error.code() == KafkaError._PARTITION_EOF:
                 open_partitions.discard(message.partition())
     consumer.close()

@@ -1,4 +1,5 @@
-"""300,000 events through chain, star and bushy joins, out of order, late and broken ones among them, proven by the Spark audit."""
+"""300,000 events through chain, star and bushy joins, out of order, late and broken ones among them, proven by the
+Spark audit."""
 
 import json
 from collections.abc import Callable
@@ -35,12 +36,37 @@ plans:
 
 
 def test_chain_star_and_bushy_pass_the_audit(
-    bootstrap: str, mesh_name: str, tmp_path: Path, run: Callable[..., Any], read: Callable[[str], list[tuple[str, Any, int]]]
+    bootstrap: str,
+    mesh_name: str,
+    tmp_path: Path,
+    run: Callable[..., Any],
+    read: Callable[[str], list[tuple[str, Any, int]]],
 ) -> None:
     file = tmp_path / "mesh.yaml"
     file.write_text(MESH.format(name=mesh_name, bootstrap=bootstrap))
-    run("generate", "-f", file, "--create", 4, "--count", 75_000, "--keys", "uniform", "--key-count", 20_000, "--event-rate", 1_000,
-        "--out-of-order", 800, "--late", 0.005, "--broken", 0.01, "--null", 0.01)  # fmt: skip
+    run(
+        "generate",
+        "-f",
+        file,
+        "--create",
+        4,
+        "--count",
+        75_000,
+        "--keys",
+        "uniform",
+        "--key-count",
+        20_000,
+        "--event-rate",
+        1_000,
+        "--out-of-order",
+        800,
+        "--late",
+        0.005,
+        "--broken",
+        0.01,
+        "--null",
+        0.01,
+    )
     run("up", "-f", file, "--data", tmp_path / "data", "--until-idle", 2)
     audit = run("audit", "-f", file, "--report", tmp_path / "report")
     print(audit.stdout)

@@ -1,4 +1,5 @@
-"""Bad records get a dead letter with the reason, null keys and late events are counted, and everything else still joins."""
+"""Bad records get a dead letter with the reason, null keys and late events are counted, and everything else still
+joins."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +13,8 @@ mesh: {name}
 kafka: {{bootstrap: "{bootstrap}"}}
 partitions: 2
 streams:
-  l: {{topic: {name}-l, event_time: ts, lateness: 1s, fields: {{k: int64, s: string, ok: bool, f: float64, ts: timestamp}}}}
+  l: {{topic: {name}-l, event_time: ts, lateness: 1s,
+    fields: {{k: int64, s: string, ok: bool, f: float64, ts: timestamp}}}}
   r: {{topic: {name}-r, event_time: ts, lateness: 1s, fields: {{k: int64, s: string, ts: timestamp}}}}
 queries:
   q: |
@@ -40,9 +42,13 @@ BAD: list[tuple[bytes | None, str]] = [
 
 
 def test_each_bad_record_has_its_dead_letter_and_the_rest_joins(
-    bootstrap: str, mesh_name: str, tmp_path: Path, run: Callable[..., Any], read: Callable[[str], list[tuple[str, Any, int]]],
+    bootstrap: str,
+    mesh_name: str,
+    tmp_path: Path,
+    run: Callable[..., Any],
+    read: Callable[[str], list[tuple[str, Any, int]]],
     create_topics: Callable[..., None],
-) -> None:  # fmt: skip
+) -> None:
     file = tmp_path / "mesh.yaml"
     file.write_text(MESH.format(name=mesh_name, bootstrap=bootstrap))
     create_topics(f"{mesh_name}-l", f"{mesh_name}-r", partitions=1, config={"max.message.bytes": "4000000"})

@@ -24,8 +24,23 @@ def test_state_holds_about_one_window(bootstrap: str, mesh_name: str, tmp_path: 
     file = tmp_path / "mesh.yaml"
     file.write_text(MESH.format(name=mesh_name, bootstrap=bootstrap))
     # Sequential keys never come back: whatever stays of them is a key that fell silent.
-    run("generate", "-f", file, "--create", 4, "--count", RATE * WINDOW_S * WINDOWS, "--event-rate", RATE, "--keys", "sequential",
-        "--key-count", RATE * WINDOW_S * WINDOWS, "--out-of-order", 100)  # fmt: skip
+    run(
+        "generate",
+        "-f",
+        file,
+        "--create",
+        4,
+        "--count",
+        RATE * WINDOW_S * WINDOWS,
+        "--event-rate",
+        RATE,
+        "--keys",
+        "sequential",
+        "--key-count",
+        RATE * WINDOW_S * WINDOWS,
+        "--out-of-order",
+        100,
+    )
     run("up", "-f", file, "--data", tmp_path / "data", "--until-idle", 2)
     status = run("status", "-f", file, "--json").stdout
     sides = [side for report in _nodes(json.loads(status)) for side in report["state"]]

@@ -1,4 +1,5 @@
-"""The short form of `make chaos`: kills, a broker crash, a lost volume and a takeover under load, proven by the audit at the end."""
+"""The short form of `make chaos`: kills, a broker crash, a lost volume and a takeover under load, proven by the audit
+at the end."""
 
 import re
 from collections.abc import Callable
@@ -7,16 +8,44 @@ from typing import Any
 
 
 def test_faults_change_nothing(tmp_path: Path, run: Callable[..., Any]) -> None:
-    done = run("chaos", "--events", 40_000, "--rate", 800, "--seed", 3, "--faults", "kill:6,broker-kill:1,wipe:1,workers:1",
-               "--folder", tmp_path / "chaos", timeout=600)  # fmt: skip
+    done = run(
+        "chaos",
+        "--events",
+        40_000,
+        "--rate",
+        800,
+        "--seed",
+        3,
+        "--faults",
+        "kill:6,broker-kill:1,wipe:1,workers:1",
+        "--folder",
+        tmp_path / "chaos",
+        timeout=600,
+    )
     print(done.stdout)
     assert "seed 3: PASSED" in done.stdout
 
 
 def test_death_at_points_of_the_step_changes_nothing(tmp_path: Path, run: Callable[..., Any]) -> None:
     points = "node.after_batch:7,ingest.after_send:9,sink.before_commit:5"
-    done = run("chaos", "--events", 24_000, "--rate", 800, "--seed", 4, "--faults", "none", "--failpoints", points, "--times", 3,
-               "--folder", tmp_path / "chaos", timeout=600)  # fmt: skip
+    done = run(
+        "chaos",
+        "--events",
+        24_000,
+        "--rate",
+        800,
+        "--seed",
+        4,
+        "--faults",
+        "none",
+        "--failpoints",
+        points,
+        "--times",
+        3,
+        "--folder",
+        tmp_path / "chaos",
+        timeout=600,
+    )
     print(done.stdout)
     assert "seed 4: PASSED" in done.stdout
     for point in points.split(","):
@@ -24,8 +53,22 @@ def test_death_at_points_of_the_step_changes_nothing(tmp_path: Path, run: Callab
 
 
 def test_faults_while_joins_give_feedback(run: Callable[..., Any], tmp_path: Path) -> None:
-    done = run("chaos", "--events", 24_000, "--rate", 600, "--seed", 8, "--faults", "kill:5,wipe:1", "--feedback", "on",
-               "--folder", tmp_path / "chaos", timeout=600)  # fmt: skip
+    done = run(
+        "chaos",
+        "--events",
+        24_000,
+        "--rate",
+        600,
+        "--seed",
+        8,
+        "--faults",
+        "kill:5,wipe:1",
+        "--feedback",
+        "on",
+        "--folder",
+        tmp_path / "chaos",
+        timeout=600,
+    )
     print(done.stdout)
     assert re.search(r"feedback: .*[1-9][\d,]* values suspended", done.stdout)
     assert "PASSED" in done.stdout

@@ -1,4 +1,5 @@
-"""An M-Join on a real mesh: as an Eddy with feedback, feeding a two-way join; fewer services than a tree has, and all results (audited)."""
+"""An M-Join on a real mesh: as an Eddy with feedback, feeding a two-way join; fewer services than a tree has, and all
+results (audited)."""
 
 import json
 import random
@@ -59,7 +60,14 @@ def load(file: Path) -> None:
     for i in range(EVENTS):
         for name, stream in mesh.streams.items():
             if name != "c" or i % 20 == 0 or i >= EVENTS - 2:
-                row = {"k": rng.randrange(500), "m": rng.randrange(4), "v": f"v{rng.randrange(800)}", "ts": 1_700_000_000_000 + i}
-                producer.produce(stream.topic, json.dumps({field: row[field] for field in stream.fields}), partition=i % 2)
+                row = {
+                    "k": rng.randrange(500),
+                    "m": rng.randrange(4),
+                    "v": f"v{rng.randrange(800)}",
+                    "ts": 1_700_000_000_000 + i,
+                }
+                producer.produce(
+                    stream.topic, json.dumps({field: row[field] for field in stream.fields}), partition=i % 2
+                )
         producer.poll(0)
     producer.flush()

@@ -1,7 +1,8 @@
-"""The worked examples of the JIT paper (Yang and Papadias, ICDE 2008), on our nodes: its tuples, its states, its messages.
+"""The worked examples of the JIT paper (Yang and Papadias, ICDE 2008), on our nodes: its tuples, its states, its
+messages.
 
-Where ours differs from the paper it is by granularity: a block's rows are joined before its feedback is heard, so what the paper stops within the join of one
-tuple we stop from the next block on.
+Where ours differs from the paper it is by granularity: a block's rows are joined before its feedback is heard, so what
+the paper stops within the join of one tuple we stop from the next block on.
 """
 
 from dataclasses import dataclass, field
@@ -12,14 +13,14 @@ import pytest
 
 from schemas.block import decode_block
 from schemas.mesh import FieldType, Routing, Stream
-from topology.cql import parse_query
-from topology.hashing import hash_key
-from topology.mjoin import MultiJoin
-from topology.oracle import Event, truth
-from topology.plan import Tree, build_plan
-from topology.shapes import shapes_of
-from topology.subtuples import SHAPE, VALUE
-from topology.testing import TopologyDriver
+from topology.join.mjoin import MultiJoin
+from topology.oracle.truth import Event, truth
+from topology.plan.plan import Tree, build_plan
+from topology.plan.shapes import shapes_of
+from topology.query.cql import parse_query
+from topology.state.hashing import hash_key
+from topology.state.lookup import SHAPE, VALUE
+from topology.testing.driver import TopologyDriver
 
 
 @dataclass
@@ -46,8 +47,14 @@ class Paper:
         self.plan = build_plan(self.query, self.tree)
         self.cuts = {"R": {0: len(self.relation or []) + self.missing}}
         self.driver = TopologyDriver(
-            self.plan, self.streams, partitions=1, source_partitions=1, feedback=self.feedback, cuts=self.cuts, routing=self.routing,
-        )  # fmt: skip
+            self.plan,
+            self.streams,
+            partitions=1,
+            source_partitions=1,
+            feedback=self.feedback,
+            cuts=self.cuts,
+            routing=self.routing,
+        )
         self.heard = dict.fromkeys(self.driver.backs, 0)
         for y in self.relation or []:
             self.relate(y)
@@ -172,7 +179,9 @@ def test_figure_5_feedback_travels_up_both_branches() -> None:
     for node in ("j1", "j2", "j3"):
         paper.messages(node)
     paper.arrive("A", 1, p=1, r=1, x=1)
-    assert paper.messages("j3") == [("suspend", {sub_tuple("A.x", 1), sub_tuple("C.z", 3)})]  # each minimal; nothing that contains them
+    assert paper.messages("j3") == [
+        ("suspend", {sub_tuple("A.x", 1), sub_tuple("C.z", 3)})
+    ]  # each minimal; nothing that contains them
     assert ("suspend", {sub_tuple("A.x", 1)}) in paper.messages("j1")
     assert ("suspend", {sub_tuple("C.z", 3)}) in paper.messages("j2")
     before = {node: paper.made(node) for node in ("j1", "j2", "j3")}
@@ -209,7 +218,8 @@ def test_figure_8_a_pair_of_matched_components_may_be_minimal() -> None:
 
 @pytest.mark.parametrize("first", ["y", "z"])
 def test_both_inputs_suspended_and_resumed_in_either_order(first: str) -> None:
-    """Rows of both inputs wait, for different values, several times over: each pair is made once, whichever row waited for which."""
+    """Rows of both inputs wait, for different values, several times over: each pair is made once, whichever row waited
+    for which."""
     paper = Paper("A.x = B.x AND A.y = C.y AND B.z = D.z", ((("A", "B"), "C"), "D"), "xyz", "ABCD")
     paper.arrive("C", 0, y=7)
     paper.arrive("D", 0, z=7)
@@ -285,7 +295,8 @@ def test_figure_9b_an_empty_relation_stops_everything_at_once() -> None:
 
 
 def test_figure_9b_the_producer_keeps_nothing_for_it_beyond_its_own_window() -> None:
-    """The paper deletes a1 at once. Ours holds it as long as without feedback, and a suspended value four windows longer than rows show it."""
+    """The paper deletes a1 at once. Ours holds it as long as without feedback, and a suspended value four windows
+    longer than rows show it."""
     with_feedback, without = figure_nine_b(), figure_nine_b(feedback=False)
     feedback = with_feedback.driver.nodes["j1", 0].feedback
     assert feedback is not None
@@ -310,7 +321,10 @@ def test_figure_9b_nothing_is_said_before_the_relation_is_there() -> None:
     paper.relate(8)
     assert (paper.made("j1"), paper.stored("j2", 0), paper.messages("j1")) == (3, 3, [])
     paper.relate(9)
-    assert (paper.stored("j2", 0), paper.messages("j1")) == (0, [])  # the relation is complete: the pairs are made, and nothing waits any more
+    assert (paper.stored("j2", 0), paper.messages("j1")) == (
+        0,
+        [],
+    )  # the relation is complete: the pairs are made, and nothing waits any more
     paper.arrive("A", 2, x=1, y=100)
     paper.arrive("A", 3, x=1, y=100)
     assert paper.messages("j1")[0] == ("suspend", {sub_tuple("A.y", 100)})
@@ -344,7 +358,9 @@ def section_five(feedback: bool, routing: Routing = "fixed") -> tuple[Paper, Mul
 
 def hidden_in(node: MultiJoin, side: int) -> set[tuple[str, int]]:
     assert node.hiding is not None
-    return {(str(t.shape), int(h)) for pair in node.hiding.pairs if pair.side == side for t in pair.tables for h in t.active}
+    return {
+        (str(t.shape), int(h)) for pair in node.hiding.pairs if pair.side == side for t in pair.tables for h in t.active
+    }
 
 
 def test_section_5_an_m_join_hides_what_has_no_partner_further_down_the_path() -> None:

@@ -11,7 +11,13 @@ from schemas.errors import BlockError
 from schemas.rows import Rows
 
 HEADER = Header("rows", "o", 0, 4, 1, 17, 1, 0, 5, (Position(0, 1, 2, 3), Position(3, 0, 9, -(2**62))))
-ROWS = Rows({"#o": np.array([1, 2, 3]), "o.s": pa.array(["x", None, "zz"], pa.large_utf8()), "o.b": np.array([True, False, True])})
+ROWS = Rows(
+    {
+        "#o": np.array([1, 2, 3]),
+        "o.s": pa.array(["x", None, "zz"], pa.large_utf8()),
+        "o.b": np.array([True, False, True]),
+    }
+)
 
 
 def same(left: Rows, right: Rows) -> bool:

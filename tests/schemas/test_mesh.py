@@ -25,7 +25,13 @@ def parse(entry: str) -> Mesh:
 @pytest.mark.parametrize("key", ["user_id", "name"])
 def test_a_table_has_a_key_and_no_time(key: str) -> None:
     users = parse(f"table: {key}").streams["users"]
-    assert (users.table, users.event_time, users.needed, users.lateness_ms, users.idle_after_ms) == (key, "", key, 0, None)
+    assert (users.table, users.event_time, users.needed, users.lateness_ms, users.idle_after_ms) == (
+        key,
+        "",
+        key,
+        0,
+        None,
+    )
     assert parse("table: name").streams["orders"].table is None
 
 
@@ -35,10 +41,28 @@ def test_a_table_has_a_key_and_no_time(key: str) -> None:
         ("topic: u", "mesh.yaml:7: stream `users` needs `fields` and `event_time` (or `table`, if it is a table)"),
         ("table: usr_id", "mesh.yaml:7: `table` of stream `users` names no field: `usr_id`; did you mean `user_id`?"),
         ("table: score", "mesh.yaml:7: the key `score` of table `users` must be of type int64 or string"),
-        ("table: user_id\n    lateness: 5s", "mesh.yaml:8: stream `users` is a table (`table:`), which is valid always: take out `lateness`, or `table`"),
-        ("table: user_id\n    event_time: user_id", "mesh.yaml:8: stream `users` is a table (`table:`), which is valid always: take out `event_time`, or `table`"),
-        ("table: user_id\n    idle_after: 5s", "mesh.yaml:8: stream `users` is a table (`table:`), which is valid always: take out `idle_after`, or `table`"),
-        ("table: user_id\n    topic: orders", "mesh.yaml:5: table `users` and `orders` read the same topic `orders`; give each its own"),
+        (
+            "table: user_id\n    lateness: 5s",
+            "mesh.yaml:8: stream `users` is a table (`table:`), which is valid always: take out `lateness`, or `table`",
+        ),
+        (
+            "table: user_id\n    event_time: user_id",
+            (
+                "mesh.yaml:8: stream `users` is a table (`table:`), which is valid always: take out `event_time`, or"
+                " `table`"
+            ),
+        ),
+        (
+            "table: user_id\n    idle_after: 5s",
+            (
+                "mesh.yaml:8: stream `users` is a table (`table:`), which is valid always: take out `idle_after`, or"
+                " `table`"
+            ),
+        ),
+        (
+            "table: user_id\n    topic: orders",
+            "mesh.yaml:5: table `users` and `orders` read the same topic `orders`; give each its own",
+        ),
         ("table: {by: user_id}", "mesh.yaml:7: `table` of stream `users` must be a text"),
     ],
 )

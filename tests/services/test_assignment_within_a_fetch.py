@@ -1,4 +1,5 @@
-"""librdkafka calls `on_assign` from within `consume`, which may give the first records of the new partitions in the same call: none may be lost."""
+"""librdkafka calls `on_assign` from within `consume`, which may give the first records of the new partitions in the
+same call: none may be lost."""
 
 from confluent_kafka import TopicPartition
 
@@ -22,7 +23,11 @@ def test_records_that_come_with_their_assignment_are_kept() -> None:
 
             consumer.consume = assigning
             ingest._fetch(0)
-            read = {place: at for place, at in consumer.positions.items() if at and place in ingest.tables and not ingest.readers[ingest.by_topic[place[0]]].is_loaded(place[1])}
+            read = {
+                place: at
+                for place, at in consumer.positions.items()
+                if at and place in ingest.tables and not ingest.readers[ingest.by_topic[place[0]]].is_loaded(place[1])
+            }
             assert all(len(ingest.tables[place]) == at for place, at in read.items()), f"seed {seed}"
             tables += len(read)
     assert tables > 10

@@ -1,6 +1,8 @@
-"""The whole audit on a real broker and a real Spark: right results pass, every kind of damage is found with its exact count.
+"""The whole audit on a real broker and a real Spark: right results pass, every kind of damage is found with its exact
+count.
 
-The expected results here come from a third, naive join written in this file: three loops and the definition of validity.
+The expected results here come from a third, naive join written in this file: three loops and the definition of
+validity.
 """
 
 import argparse
@@ -32,7 +34,16 @@ QUERY = """SELECT o.order_id, p.amount AS paid, s.carrier, o.amount - p.amount A
     WHERE o.order_id = p.order_id AND p.pid = s.pid -- a chain: orders and shipments share nothing
       AND (o.amount > p.amount OR s.carrier LIKE 'it''s\\_%') AND p.amount >= -1.5"""
 ORDER = ("orders", "shipments", "payments")
-BROKEN = [b"", b"{", b"[1]", b'{"ts":"yesterday"}', b'{"ts":NaN}', b"\xff", b'{"order_id":"7","pid":1.5,"ts":1700000000000}', b'{"order_id":7}']
+BROKEN = [
+    b"",
+    b"{",
+    b"[1]",
+    b'{"ts":"yesterday"}',
+    b'{"ts":NaN}',
+    b"\xff",
+    b'{"order_id":"7","pid":1.5,"ts":1700000000000}',
+    b'{"order_id":7}',
+]
 DAMAGE = ["good", "dropped", "added", "repeated", "altered", "empty"]
 
 Row = dict[str, Any]
@@ -57,7 +68,10 @@ class World:
         }
         for stream, kinds in fields.items():
             waits = ", idle_after: 1s" if idle else ""
-            lines.append(f"  {stream}: {{topic: {stream}-{self.tag}, event_time: ts, lateness: {LATENESS[stream]}ms{waits}, fields: {kinds}}}")
+            lines.append(
+                f"  {stream}: {{topic: {stream}-{self.tag}, event_time: ts, lateness: {LATENESS[stream]}ms{waits},"
+                f" fields: {kinds}}}"
+            )
         lines += ["queries:"] + [f"  {query}: |\n    {QUERY}" for query in queries]
         return parse_mesh("\n".join(lines))
 
@@ -67,7 +81,13 @@ def answer(events: dict[str, list[tuple[str, int, Row]]]) -> dict[str, tuple[int
     found = {}
     for o_id, o_ts, o in events["orders"]:
         for p_id, p_ts, p in events["payments"]:
-            if o["order_id"] is None or o["order_id"] != p["order_id"] or p["pid"] is None or p["amount"] is None or p["amount"] < -1.5:
+            if (
+                o["order_id"] is None
+                or o["order_id"] != p["order_id"]
+                or p["pid"] is None
+                or p["amount"] is None
+                or p["amount"] < -1.5
+            ):
                 continue
             for s_id, s_ts, s in events["shipments"]:
                 start = max(o_ts, p_ts, s_ts)
@@ -76,7 +96,14 @@ def answer(events: dict[str, list[tuple[str, int, Row]]]) -> dict[str, tuple[int
                 if p["pid"] != s["pid"] or start > end or not (dearer or (s["carrier"] or "").startswith("it's_")):
                     continue
                 rest = None if o["amount"] is None else o["amount"] - p["amount"]
-                row = {"order_id": o["order_id"], "paid": p["amount"], "carrier": s["carrier"], "rest": rest, "sent": s["sent"], "vip": o["vip"]}
+                row = {
+                    "order_id": o["order_id"],
+                    "paid": p["amount"],
+                    "carrier": s["carrier"],
+                    "rest": rest,
+                    "sent": s["sent"],
+                    "vip": o["vip"],
+                }
                 found[f"{o_id}|{s_id}|{p_id}"] = (start, row)
     return found
 
@@ -84,7 +111,12 @@ def answer(events: dict[str, list[tuple[str, int, Row]]]) -> dict[str, tuple[int
 def make_events(draw: random.Random, stream: str, i: int, ts: int) -> Row:
     key = draw.choice([None, *range(BIG, BIG + 30)])
     if stream == "orders":
-        return {"order_id": key, "amount": draw.choice([None, 0, -0.0, 0.1, 7, 1e300]), "vip": draw.choice([True, False, None]), "ts": ts}
+        return {
+            "order_id": key,
+            "amount": draw.choice([None, 0, -0.0, 0.1, 7, 1e300]),
+            "vip": draw.choice([True, False, None]),
+            "ts": ts,
+        }
     pid = None if draw.random() < 0.05 else f"pé{draw.randrange(30)}"
     if stream == "payments":
         return {"order_id": key, "pid": pid, "amount": draw.choice([None, -2, -0.0, 0.1, 6.9]), "ts": ts, "note": [i]}
@@ -105,7 +137,9 @@ def world(bootstrap: str) -> World:
             for offset in range(220):
                 ts = START + offset * 500 - draw.choice([0, 0, 0, 0, 1000, 2500, 6000])
                 row = make_events(draw, stream, offset, ts)
-                value = json.dumps(row | ({"sent": "2023-11-14T22:13:20.0005Z"} if offset == 9 and stream == "shipments" else {})).encode()
+                value = json.dumps(
+                    row | ({"sent": "2023-11-14T22:13:20.0005Z"} if offset == 9 and stream == "shipments" else {})
+                ).encode()
                 if offset == 9 and stream == "shipments":
                     row["sent"] = START
                 if draw.random() < 0.05:
@@ -152,14 +186,26 @@ def write_results(bootstrap: str, topic: str, records: list[tuple[str, int, Row 
     for last in (False, True):
         producer.begin_transaction()
         for i, (key, time, row) in enumerate(records if last else records[:10]):
-            producer.produce(topic, row if isinstance(row, bytes) else json.dumps(row).encode(), key=key.encode(), timestamp=time, partition=i % 2)
+            producer.produce(
+                topic,
+                row if isinstance(row, bytes) else json.dumps(row).encode(),
+                key=key.encode(),
+                timestamp=time,
+                partition=i % 2,
+            )
         producer.flush(30)
         producer.commit_transaction(30) if last else producer.abort_transaction(30)
 
 
-def write_mesh(world: World, mesh: Mesh, results: dict[str, list[tuple[str, int, Row | bytes]]], late: list[Row], dead: list[Row]) -> None:
+def write_mesh(
+    world: World, mesh: Mesh, results: dict[str, list[tuple[str, int, Row | bytes]]], late: list[Row], dead: list[Row]
+) -> None:
     name = mesh.name
-    wanted = {topics.results(name, query): 2 for query in results} | {topics.late(name): 2, topics.dead(name): 2, topics.control(name): 2}
+    wanted = {topics.results(name, query): 2 for query in results} | {
+        topics.late(name): 2,
+        topics.dead(name): 2,
+        topics.control(name): 2,
+    }
     create(world.bootstrap, wanted)
     for query, records in results.items():
         if records:
@@ -169,12 +215,19 @@ def write_mesh(world: World, mesh: Mesh, results: dict[str, list[tuple[str, int,
         for i, notice in enumerate(notices):
             producer.produce(topic, json.dumps(notice).encode(), partition=i % 2)
     for partition in (0, 1):
-        producer.produce(topics.control(name), json.dumps({"epoch": 1, "query": "good", "tree": "((o p) s)"}).encode(), partition=partition)
+        producer.produce(
+            topics.control(name),
+            json.dumps({"epoch": 1, "query": "good", "tree": "((o p) s)"}).encode(),
+            partition=partition,
+        )
     assert producer.flush(30) == 0
 
 
 def late_notices(world: World) -> list[Row]:
-    return [{"stream": s, "partition": p, "offset": o, "ts": ts, "reason": "late", "watermark": ts + 1} for s, p, o, ts in world.late]
+    return [
+        {"stream": s, "partition": p, "offset": o, "ts": ts, "reason": "late", "watermark": ts + 1}
+        for s, p, o, ts in world.late
+    ]
 
 
 def dead_notices(world: World) -> list[Row]:
@@ -187,7 +240,10 @@ def damaged(truth: dict[str, tuple[int, Row]]) -> dict[str, list[tuple[str, int,
     rows = [dict(truth[id][1]) for id, *_ in good]
     alien = [(f"orders:0:{n}|shipments:0:0|payments:0:0", START, rows[0]) for n in (1, 2, 3)]
     assert not {id for id, *_ in alien} & set(truth)
-    altered = [(good[0][0], good[0][1], rows[0] | {"order_id": rows[0]["order_id"] + 1}), (good[1][0], good[1][1], rows[1] | {"carrier": "x", "paid": 6.900000000000001})]
+    altered = [
+        (good[0][0], good[0][1], rows[0] | {"order_id": rows[0]["order_id"] + 1}),
+        (good[1][0], good[1][1], rows[1] | {"carrier": "x", "paid": 6.900000000000001}),
+    ]
     moved = [(id, time + 1, row) for id, time, row in good[2:5]]
     garbled = [(good[5][0], good[5][1], b"{"), (good[6][0], good[6][1], rows[6] | {"z": 1})]
     return {
@@ -215,7 +271,13 @@ def verdicts(shop: Mesh, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
     return {verdict.query: verdict for verdict in found}, report
 
 
-WRONG = {"order_id": 1, "paid, carrier": 1, "(time)": 3, "(unreadable) not JSON": 1, "(unreadable) column z was not asked for": 1}
+WRONG = {
+    "order_id": 1,
+    "paid, carrier": 1,
+    "(time)": 3,
+    "(unreadable) not JSON": 1,
+    "(unreadable) column z was not asked for": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -227,8 +289,17 @@ WRONG = {"order_id": 1, "paid, carrier": 1, "(time)": 3, "(unreadable) not JSON"
         ("repeated", 0, 0, 6, 0, {}),
         ("altered", 0, 0, 0, 7, WRONG),
     ],
-)  # fmt: skip
-def test_each_damage_is_counted(query: str, missing: int, extra: int, duplicate: int, wrong: int, columns: dict[str, int], verdicts: tuple[dict[str, Verdict], Path], truth: dict[str, tuple[int, Row]]) -> None:  # fmt: skip
+)
+def test_each_damage_is_counted(
+    query: str,
+    missing: int,
+    extra: int,
+    duplicate: int,
+    wrong: int,
+    columns: dict[str, int],
+    verdicts: tuple[dict[str, Verdict], Path],
+    truth: dict[str, tuple[int, Row]],
+) -> None:
     v = verdicts[0][query]
     assert (v.missing, v.extra, v.duplicate, v.wrong, v.wrong_columns) == (missing, extra, duplicate, wrong, columns)
     assert v.expected == len(truth)
@@ -239,7 +310,12 @@ def test_each_damage_is_counted(query: str, missing: int, extra: int, duplicate:
     totals = [sum(getattr(i, name) for i in v.intervals) for name in ("expected", "right", "missing", "wrong", "extra")]
     assert totals == [len(truth), len(truth) - missing - wrong, missing, wrong, extra]
     assert v.recall == (len(truth) - missing - wrong) / len(truth)
-    kinds = {"missing": missing, "extra": extra, "duplicate": min(duplicate, 4), "wrong": wrong}  # six repeats of four ids
+    kinds = {
+        "missing": missing,
+        "extra": extra,
+        "duplicate": min(duplicate, 4),
+        "wrong": wrong,
+    }  # six repeats of four ids
     assert {kind: len(rows) for kind, rows in v.samples.items()} == {kind: n for kind, n in kinds.items() if n}
 
 
@@ -258,7 +334,9 @@ def test_streams_are_counted(verdicts: tuple[dict[str, Verdict], Path], world: W
         assert not any(s.differences.values())
 
 
-def test_samples_show_what_was_expected_and_found(verdicts: tuple[dict[str, Verdict], Path], truth: dict[str, tuple[int, Row]]) -> None:
+def test_samples_show_what_was_expected_and_found(
+    verdicts: tuple[dict[str, Verdict], Path], truth: dict[str, tuple[int, Row]]
+) -> None:
     for row in verdicts[0]["altered"].samples["wrong"]:
         time, values = truth[row["id"]]
         assert row["expected"] == {"time": time, **values}
@@ -294,18 +372,35 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_a_cut_judges_only_what_lies_inside_and_can_be_repeated(shop: Mesh, truth: dict[str, tuple[int, Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_a_cut_judges_only_what_lies_inside_and_can_be_repeated(
+    shop: Mesh, truth: dict[str, tuple[int, Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     orders, payments = shop.streams["orders"].topic, shop.streams["payments"].topic
     (tmp_path / "to.json").write_text(json.dumps({orders: {"0": 150}}))
     (tmp_path / "from.json").write_text(json.dumps({payments: {"1": 60}}))
 
     def inside(id: str) -> bool:
         parts = [part.split(":") for part in id.split("|")]
-        return not any(((s, p) == ("orders", "0") and int(o) >= 150) or ((s, p) == ("payments", "1") and int(o) < 60) for s, p, o in parts)
+        return not any(
+            ((s, p) == ("orders", "0") and int(o) >= 150) or ((s, p) == ("payments", "1") and int(o) < 60)
+            for s, p, o in parts
+        )
 
     kept = sum(inside(id) for id in truth)
     assert 0 < kept < len(truth)
-    code = main(arguments("--query", "good", "--report", str(tmp_path / "r"), "--from", str(tmp_path / "from.json"), "--to", str(tmp_path / "to.json")), shop)
+    code = main(
+        arguments(
+            "--query",
+            "good",
+            "--report",
+            str(tmp_path / "r"),
+            "--from",
+            str(tmp_path / "from.json"),
+            "--to",
+            str(tmp_path / "to.json"),
+        ),
+        shop,
+    )
     proof = json.loads((tmp_path / "r" / "audit.json").read_text())["queries"]["good"]
     assert code == 0, capsys.readouterr().out
     assert (proof["expected"], proof["found"], proof["outside"]) == (kept, kept, len(truth) - kept)
@@ -317,17 +412,49 @@ def test_a_cut_judges_only_what_lies_inside_and_can_be_repeated(shop: Mesh, trut
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_idle_events_are_believed_and_wrong_notices_found(world: World, truth: dict[str, tuple[int, Row]], tmp_path: Path) -> None:
+def test_idle_events_are_believed_and_wrong_notices_found(
+    world: World, truth: dict[str, tuple[int, Row]], tmp_path: Path
+) -> None:
     mesh = world.mesh("idle", ["q"], idle=True)
     gone = [id for id, *_ in world.events["payments"][40:80]]
     rest = answer(world.events | {"payments": [e for e in world.events["payments"] if e[0] not in gone]})
     assert 0 < len(rest) < len(truth)
     times = {id: ts for id, ts, _ in world.events["payments"]}
-    idle = [{"stream": id.split(":")[0], "partition": int(id.split(":")[1]), "offset": int(id.split(":")[2]), "ts": times[id], "reason": "idle", "watermark": times[id] + 1} for id in gone]  # fmt: skip
-    liar = {"stream": "orders", "partition": 0, "offset": int(world.events["orders"][0][0].split(":")[2]), "ts": START, "reason": "idle", "watermark": START}
+    idle = [
+        {
+            "stream": id.split(":")[0],
+            "partition": int(id.split(":")[1]),
+            "offset": int(id.split(":")[2]),
+            "ts": times[id],
+            "reason": "idle",
+            "watermark": times[id] + 1,
+        }
+        for id in gone
+    ]
+    liar = {
+        "stream": "orders",
+        "partition": 0,
+        "offset": int(world.events["orders"][0][0].split(":")[2]),
+        "ts": START,
+        "reason": "idle",
+        "watermark": START,
+    }
     late = late_notices(world)
-    cheated = [{"topic": mesh.streams["orders"].topic, "partition": 0, "offset": int(world.events["orders"][1][0].split(":")[2]), "reason": "x"}]
-    write_mesh(world, mesh, {"q": [(id, time, row) for id, (time, row) in rest.items()]}, late[3:] + idle + [liar], dead_notices(world)[:-2] + cheated)
+    cheated = [
+        {
+            "topic": mesh.streams["orders"].topic,
+            "partition": 0,
+            "offset": int(world.events["orders"][1][0].split(":")[2]),
+            "reason": "x",
+        }
+    ]
+    write_mesh(
+        world,
+        mesh,
+        {"q": [(id, time, row) for id, (time, row) in rest.items()]},
+        late[3:] + idle + [liar],
+        dead_notices(world)[:-2] + cheated,
+    )
     [verdict] = run_audit(mesh, "q", report_dir=tmp_path, progress=lambda _: None)
     assert (verdict.expected, verdict.found, verdict.missing, verdict.extra) == (len(rest), len(rest), 0, 0)
     assert {s.stream: s.idle for s in verdict.streams} == {"orders": 0, "payments": len(gone), "shipments": 0}
@@ -346,7 +473,13 @@ def test_nothing_to_audit_is_said_plainly(world: World, shop: Mesh, tmp_path: Pa
     with pytest.raises(JoinmeshError, match=r"no query `goood`.*did you mean `good`"):
         run_audit(shop, "goood", report_dir=tmp_path, progress=lambda _: None)
     with pytest.raises(TopicError, match="the log holds 0 to 220"):
-        run_audit(shop, "good", cut={"to": {shop.streams["orders"].topic: {"0": 1000}}}, report_dir=tmp_path, progress=lambda _: None)
+        run_audit(
+            shop,
+            "good",
+            cut={"to": {shop.streams["orders"].topic: {"0": 1000}}},
+            report_dir=tmp_path,
+            progress=lambda _: None,
+        )
     bad = replace(shop, queries={"good": QUERY.replace("p.pid", "p.nope")})
     with pytest.raises(JoinmeshError, match="query good: Spark SQL does not accept it"):
         run_audit(bad, "good", report_dir=tmp_path, progress=lambda _: None)

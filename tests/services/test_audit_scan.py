@@ -30,10 +30,15 @@ def outputs(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("source", "alias", "window_ms"),
     [
-        ("a [RANGE 10 MINUTES] AS o", "o", 600_000), ("a [range 1.5 hour] o", "o", 5_400_000), ("a[RANGE 250ms]", "a", 250), ("a [RANGE 0 s] AS o", "o", 0),
-        ("a AS o [RANGE 2 DAYS]", "o", 172_800_000), ('"a" [ RANGE 1 m ] AS "o"', "o", 60_000), ("a /* , b */ [RANGE 1 S] -- as x\n o", "o", 1000),
+        ("a [RANGE 10 MINUTES] AS o", "o", 600_000),
+        ("a [range 1.5 hour] o", "o", 5_400_000),
+        ("a[RANGE 250ms]", "a", 250),
+        ("a [RANGE 0 s] AS o", "o", 0),
+        ("a AS o [RANGE 2 DAYS]", "o", 172_800_000),
+        ('"a" [ RANGE 1 m ] AS "o"', "o", 60_000),
+        ("a /* , b */ [RANGE 1 S] -- as x\n o", "o", 1000),
     ],
-)  # fmt: skip
+)
 def test_sources(source: str, alias: str, window_ms: int) -> None:
     found = scan(mesh(f"SELECT b.y FROM {source}, b [RANGE 3 s] b WHERE {alias}.k = b.k"), "q").sources
     assert [(s.alias, s.stream, s.window_ms) for s in found] == [(alias, "a", window_ms), ("b", "b", 3000)]
@@ -45,11 +50,14 @@ AB = "FROM a [RANGE 1 s] AS a, b [RANGE 1 s] AS b WHERE a.k = b.k"
 @pytest.mark.parametrize(
     ("select", "names"),
     [
-        ("*", ["a_ts", "a_k", "x", "name", "b_ts", "b_k", "y", "left"]), ("b.*, a.x", ["b_ts", "b_k", "y", "left", "x"]), ("a.x, y, b.y AS z", ["x", "y", "z"]),
-        ("a.x * 2 AS double, b.y + 1 more, 'FROM, x' AS text", ["double", "more", "text"]), ('a.x AS "two words"', ["two words"]),
+        ("*", ["a_ts", "a_k", "x", "name", "b_ts", "b_k", "y", "left"]),
+        ("b.*, a.x", ["b_ts", "b_k", "y", "left", "x"]),
+        ("a.x, y, b.y AS z", ["x", "y", "z"]),
+        ("a.x * 2 AS double, b.y + 1 more, 'FROM, x' AS text", ["double", "more", "text"]),
+        ('a.x AS "two words"', ["two words"]),
         ("coalesce(a.x, b.y) AS c, (a.k = b.k AND b.y IS NULL) t", ["c", "t"]),
     ],
-)  # fmt: skip
+)
 def test_output_names(select: str, names: list[str]) -> None:
     assert outputs(f"SELECT {select} {AB}") == names
 
@@ -57,16 +65,25 @@ def test_output_names(select: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("written", "spark"),
     [
-        ("a.name = 'it''s \\ [x]'", r"`a`.`name` = 'it\'s \\ [x]'"), ("a.x > 1.5", "`a`.`x` > 1.5D"), ("b.y < 10", "`b`.`y` < 10L"), ("b.y > -9223372036854775808", "`b`.`y` > - 9223372036854775808L"),
-        ('"a"."name" LIKE \'a\\_%\'', r"`a`.`name` LIKE 'a\\_%'"), ("name = 'x'", "`name` = 'x'"), ("b.left IN (1, 2e3)", "`b`.`left` IN ( 1L , 2e3D )"), ("ABS(y) > 1", "ABS ( `y` ) > 1L"),
+        ("a.name = 'it''s \\ [x]'", r"`a`.`name` = 'it\'s \\ [x]'"),
+        ("a.x > 1.5", "`a`.`x` > 1.5D"),
+        ("b.y < 10", "`b`.`y` < 10L"),
+        ("b.y > -9223372036854775808", "`b`.`y` > - 9223372036854775808L"),
+        ('"a"."name" LIKE \'a\\_%\'', r"`a`.`name` LIKE 'a\\_%'"),
+        ("name = 'x'", "`name` = 'x'"),
+        ("b.left IN (1, 2e3)", "`b`.`left` IN ( 1L , 2e3D )"),
+        ("ABS(y) > 1", "ABS ( `y` ) > 1L"),
     ],
-)  # fmt: skip
+)
 def test_conditions_are_only_respelled(written: str, spark: str) -> None:
     assert scan(mesh(f"SELECT a.x {AB} AND {written};"), "q").conditions == (f"`a`.`k` = `b`.`k` AND {spark}",)
 
 
 def test_join_syntax_and_order() -> None:
-    text = "SELECT z FROM a [RANGE 1 s] JOIN c [RANGE 2 s] AS c ON (z AND a.x > c.at) INNER JOIN b [RANGE 3 s] ON ((a.k = b.k AND b.y = c.y)) WHERE a.x BETWEEN 1 AND 2"
+    text = (
+        "SELECT z FROM a [RANGE 1 s] JOIN c [RANGE 2 s] AS c ON (z AND a.x > c.at) INNER JOIN b [RANGE 3 s] ON ((a.k ="
+        " b.k AND b.y = c.y)) WHERE a.x BETWEEN 1 AND 2"
+    )
     found = scan(mesh(text), "q")
     assert [s.alias for s in found.sources] == ["a", "c", "b"]
     assert [s.alias for s in found.join_order] == ["a", "b", "c"]  # never a cross product of a and c
@@ -87,13 +104,24 @@ def test_an_equality_under_or_is_no_link() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("SELECT a.x FROM a, b [RANGE 1 s]", "line 1, column 17: each source is written"), ("SELECT a.x FROM nope [RANGE 1 s]", "no stream `nope`"),
-        ("SELECT a.x FROM a [RANGE 1 s], t [RANGE 1 s] WHERE a.k = t.k", "line 1, column 32: each source is written: stream [RANGE n unit] AS alias, a table without the window"),
-        ("SELECT a.x\nFROM a [ROWS 5]", "line 2, column 8: window [ROWS 5]"), ("SELECT a.x FROM a [RANGE 5 weeks]", "unknown unit"), ("SELECT a.x + 1 FROM a [RANGE 1 s]", "needs a name"),
-        ("SELECT a.k, b.k " + AB, "two outputs are called `k`"), ("SELECT DISTINCT a.k " + AB, "DISTINCT"), ("SELECT a.x FROM a [RANGE 1 s] LEFT JOIN b [RANGE 1 s] ON a.k = b.k", "LEFT"),
-        ("SELECT a.x FROM a [RANGE 1 s], b [RANGE 1 s] a", "alias stands twice"), ("UPDATE a", "starts with SELECT"), ("SELECT a.x", "FROM is missing"), ("SELECT a.x ? FROM a [RANGE 1 s]", "cannot read '?'"),
+        ("SELECT a.x FROM a, b [RANGE 1 s]", "line 1, column 17: each source is written"),
+        ("SELECT a.x FROM nope [RANGE 1 s]", "no stream `nope`"),
+        (
+            "SELECT a.x FROM a [RANGE 1 s], t [RANGE 1 s] WHERE a.k = t.k",
+            "line 1, column 32: each source is written: stream [RANGE n unit] AS alias, a table without the window",
+        ),
+        ("SELECT a.x\nFROM a [ROWS 5]", "line 2, column 8: window [ROWS 5]"),
+        ("SELECT a.x FROM a [RANGE 5 weeks]", "unknown unit"),
+        ("SELECT a.x + 1 FROM a [RANGE 1 s]", "needs a name"),
+        ("SELECT a.k, b.k " + AB, "two outputs are called `k`"),
+        ("SELECT DISTINCT a.k " + AB, "DISTINCT"),
+        ("SELECT a.x FROM a [RANGE 1 s] LEFT JOIN b [RANGE 1 s] ON a.k = b.k", "LEFT"),
+        ("SELECT a.x FROM a [RANGE 1 s], b [RANGE 1 s] a", "alias stands twice"),
+        ("UPDATE a", "starts with SELECT"),
+        ("SELECT a.x", "FROM is missing"),
+        ("SELECT a.x ? FROM a [RANGE 1 s]", "cannot read '?'"),
     ],
-)  # fmt: skip
+)
 def test_errors_say_where_and_what(text: str, says: str) -> None:
     with pytest.raises(QueryError) as error:
         scan(mesh(text), "q")
@@ -102,8 +130,15 @@ def test_errors_say_where_and_what(text: str, says: str) -> None:
 
 def test_security_settings_reach_the_java_client() -> None:
     found = java_settings(
-        {"bootstrap.servers": "h:1", "security.protocol": "sasl_ssl", "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "u", "sasl.password": 'p"w', "ssl.ca.location": "ca.pem"}
-    )  # fmt: skip
+        {
+            "bootstrap.servers": "h:1",
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanisms": "SCRAM-SHA-512",
+            "sasl.username": "u",
+            "sasl.password": 'p"w',
+            "ssl.ca.location": "ca.pem",
+        }
+    )
     assert found["kafka.security.protocol"] == "SASL_SSL"
     assert found["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
     assert found["kafka.sasl.jaas.config"].endswith('ScramLoginModule required username="u" password="p\\"w";')

@@ -1,4 +1,5 @@
-"""The local broker: keeps its records over a crash, never harms what is not its own, and says what is missing in one sentence."""
+"""The local broker: keeps its records over a crash, never harms what is not its own, and says what is missing in one
+sentence."""
 
 import json
 import os
@@ -55,7 +56,10 @@ def _first_record(bootstrap: str) -> bytes | None:
 
 def test_a_tied_broker_dies_with_who_started_it(tmp_path: Path) -> None:
     """Even by kill -9: a killed demo or test run leaves no broker behind."""
-    code = f"import time; from services.broker import LocalBroker; LocalBroker({str(tmp_path)!r}, tied=True).start(); print('up', flush=True); time.sleep(60)"
+    code = (
+        f"import time; from services.broker import LocalBroker; LocalBroker({str(tmp_path)!r}, tied=True).start();"
+        " print('up', flush=True); time.sleep(60)"
+    )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     assert owner.stdout.readline() == b"up\n"
@@ -87,7 +91,12 @@ def test_a_busy_port_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(MachineError, match=rf"^port {port} on 127.0.0.1 is busy; choose another one, for example `joinmesh broker up --port \d+`"):
+        with pytest.raises(
+            MachineError,
+            match=(
+                rf"^port {port} on 127.0.0.1 is busy; choose another one, for example `joinmesh broker up --port \d+`"
+            ),
+        ):
             LocalBroker(tmp_path, port).start()
 
 
@@ -102,7 +111,9 @@ def test_a_broker_that_dies_shows_its_last_words(tmp_path: Path) -> None:
 def test_missing_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineError, match=r"^Java 17 or newer is needed and no `java` is on the PATH; install openjdk-17-jre"):
+    with pytest.raises(
+        MachineError, match=r"^Java 17 or newer is needed and no `java` is on the PATH; install openjdk-17-jre"
+    ):
         find_java()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(MachineError, match="JAVA_HOME="):
@@ -113,11 +124,15 @@ def test_too_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _script(tmp_path / "java", """echo 'openjdk version "11.0.2" 2019-01-15' >&2""")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(MachineError, match=r"^Java 17 or newer is needed, but .*java is Java 11; install openjdk-17-jre"):
+    with pytest.raises(
+        MachineError, match=r"^Java 17 or newer is needed, but .*java is Java 11; install openjdk-17-jre"
+    ):
         find_java()
 
 
-@pytest.mark.parametrize(("text", "version"), [('openjdk version "21" 2023-09-19', 21), ('java version "1.8.0_392"', 8), ("no", None)])
+@pytest.mark.parametrize(
+    ("text", "version"), [('openjdk version "21" 2023-09-19', 21), ('java version "1.8.0_392"', 8), ("no", None)]
+)
 def test_java_versions(text: str, version: int | None) -> None:
     assert parse_version(text) == version
 
@@ -125,7 +140,11 @@ def test_java_versions(text: str, version: int | None) -> None:
 def test_a_download_that_fails_is_never_taken_as_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A java that fetches one jar and then fails, as a network that goes away does."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    _script(tmp_path / "java", 'libs="$(dirname "${11}")"; mkdir -p "$libs"; touch "$libs/kafka_2.13-4.3.0.jar"; echo "Connection refused"; exit 1')
+    _script(
+        tmp_path / "java",
+        'libs="$(dirname "${11}")"; mkdir -p "$libs"; touch "$libs/kafka_2.13-4.3.0.jar"; echo "Connection refused";'
+        " exit 1",
+    )
     said: list[str] = []
     with pytest.raises(MachineError, match=r"could not fetch Apache Kafka .*Connection refused.*check the network"):
         broker_jars(str(tmp_path / "java"), said.append)

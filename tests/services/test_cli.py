@@ -36,7 +36,10 @@ def test_every_command_explains_itself_with_an_example(command: str, capsys: Cap
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys; from services.cli.main import main; main(['--help']); print([m for m in ('polars', 'numpy', 'sqlglot', 'confluent_kafka', 'pyspark', 'faust', 'yaml') if m in sys.modules])"
+    code = (
+        "import sys; from services.cli.main import main; main(['--help']); print([m for m in ('polars', 'numpy',"
+        " 'sqlglot', 'confluent_kafka', 'pyspark', 'faust', 'yaml') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -45,7 +48,10 @@ def test_help_imports_nothing_heavy() -> None:
 def test_a_missing_mesh_file_is_one_line(arguments: list[str], tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "no.yaml"
     assert main([*arguments, "-f", str(file)]) == 1
-    assert capsys.readouterr().err == f"joinmesh: {file}: no such file; write one (see README, 'The mesh file') or pass -f\n"
+    assert (
+        capsys.readouterr().err
+        == f"joinmesh: {file}: no such file; write one (see README, 'The mesh file') or pass -f\n"
+    )
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
@@ -59,7 +65,10 @@ def test_a_typo_in_the_mesh_file_and_in_a_query(shop_file: Path, capsys: Capture
     text = shop_file.read_text()
     shop_file.write_text(text.replace("partitions: 4", "partitons: 4"))
     assert main(["explain", "-f", str(shop_file)]) == 1
-    assert capsys.readouterr().err.rstrip() == f"joinmesh: {shop_file}:4: unknown key `partitons` in the mesh file; did you mean `partitions`?"
+    assert (
+        capsys.readouterr().err.rstrip()
+        == f"joinmesh: {shop_file}:4: unknown key `partitons` in the mesh file; did you mean `partitions`?"
+    )
     shop_file.write_text(text.replace("o.order_id, p.paid", "o.oder_id, p.paid"))
     assert main(["up", "-f", str(shop_file)]) == 1
     error = capsys.readouterr().err
@@ -108,16 +117,42 @@ def test_status_before_any_report(shop_file: Path, capsys: Capture) -> None:
     assert "no service of this mesh has reported yet" in text
 
 
-def test_status_shows_the_latest_report_of_each(shop: Mesh, shop_file: Path, create_topics: CreateTopics, capsys: Capture) -> None:
+def test_status_shows_the_latest_report_of_each(
+    shop: Mesh, shop_file: Path, create_topics: CreateTopics, capsys: Capture
+) -> None:
     create_topics(topics.report(shop.name), partitions=1)
     now = int(time.time() * 1000)
-    state = {"side": "left", "name": "o", "rows": 12_345, "bytes": 2_097_152, "segments": 3, "oldest_ms": now - 31_000, "newest_ms": now, "window_ms": 30_000}
+    state = {
+        "side": "left",
+        "name": "o",
+        "rows": 12_345,
+        "bytes": 2_097_152,
+        "segments": 3,
+        "oldest_ms": now - 31_000,
+        "newest_ms": now,
+        "window_ms": 30_000,
+    }
     reports = [("ingest-0", {"at_ms": now - 90_000, "events_in": 1, "lag": 99})]
-    reports += [("filler", {"at_ms": now, "n": n}) for n in range(4_000)]  # ingest's report is further back than the tail
-    reports += [("paid_orders.j1-0", {"at_ms": now - 1, "rows_in": 5}), ("paid_orders.j1-0", {
-        "at_ms": now, "rows_in": 7_000, "lag": 0, "watermark_ms": 1_735_689_600_000, "step_ms_p50": 1.5, "step_ms_p99": 9.25,
-        "state": [state], "alarms": ["stream payments partition 2 is silent"], "odd": {"deep": 1},
-    })]  # fmt: skip
+    reports += [
+        ("filler", {"at_ms": now, "n": n}) for n in range(4_000)
+    ]  # ingest's report is further back than the tail
+    reports += [
+        ("paid_orders.j1-0", {"at_ms": now - 1, "rows_in": 5}),
+        (
+            "paid_orders.j1-0",
+            {
+                "at_ms": now,
+                "rows_in": 7_000,
+                "lag": 0,
+                "watermark_ms": 1_735_689_600_000,
+                "step_ms_p50": 1.5,
+                "step_ms_p99": 9.25,
+                "state": [state],
+                "alarms": ["stream payments partition 2 is silent"],
+                "odd": {"deep": 1},
+            },
+        ),
+    ]
     producer = Producer({"bootstrap.servers": shop.bootstrap})
     for key, value in reports:
         producer.produce(topics.report(shop.name), json.dumps(value).encode(), key=key.encode(), partition=0)

@@ -1,4 +1,5 @@
-"""The generator: the same seed writes the same log, what it says about late and broken records is what a reader finds, and keys join."""
+"""The generator: the same seed writes the same log, what it says about late and broken records is what a reader finds,
+and keys join."""
 
 import json
 import time
@@ -17,7 +18,13 @@ from services.runtime.kafka import topic_offsets
 from services.runtime.queries import parse_queries
 
 Record = tuple[bytes | None, bytes | None]
-PYTHON_TYPES = {FieldType.INT64: int, FieldType.TIMESTAMP: int, FieldType.FLOAT64: float, FieldType.STRING: str, FieldType.BOOL: bool}
+PYTHON_TYPES = {
+    FieldType.INT64: int,
+    FieldType.TIMESTAMP: int,
+    FieldType.FLOAT64: float,
+    FieldType.STRING: str,
+    FieldType.BOOL: bool,
+}
 
 
 def read(mesh: Mesh, topic: str, partitions: int) -> dict[int, list[Record]]:
@@ -75,7 +82,9 @@ def late_and_broken(mesh: Mesh, stream: str, records: dict[int, list[Record]]) -
 
 @pytest.mark.parametrize("keys", ["related", "uniform", "zipf", "sequential"])
 def test_says_what_a_reader_finds(shop: Mesh, keys: str) -> None:
-    work = Workload(count=6_000, keys=keys, out_of_order_ms=1_500, late=0.02, broken=0.03, null=0.02, key_count=500, event_rate=100)
+    work = Workload(
+        count=6_000, keys=keys, out_of_order_ms=1_500, late=0.02, broken=0.03, null=0.02, key_count=500, event_rate=100
+    )
     done = generate(shop, work, create=3)
     for stream in done.streams:
         records = read(shop, stream.topic, 3)
@@ -103,7 +112,9 @@ def test_a_stream_alone_is_as_among_the_others(shop: Mesh) -> None:
     work = Workload(count=1_000)
     generate(shop, work, create=2)
     together = read(shop, shop.streams["payments"].topic, 2)
-    alone = replace(shop, streams={**shop.streams, "payments": replace(shop.streams["payments"], topic=f"{shop.name}-alone")})
+    alone = replace(
+        shop, streams={**shop.streams, "payments": replace(shop.streams["payments"], topic=f"{shop.name}-alone")}
+    )
     generate(alone, work, streams=["payments"], create=2)
     assert read(alone, f"{shop.name}-alone", 2) == together
 
@@ -121,7 +132,9 @@ def test_related_keys_join_mostly_one_to_one_and_in_time(shop: Mesh) -> None:
     complete = set(times["orders"]) & set(times["payments"]) & set(times["shipments"])
     assert len(complete) > 2_600
     for key in complete:
-        assert max(times["shipments"][key]) - min(times["orders"][key]) < 20_000 + 1000  # within the shortest window, a neighbour's key included
+        assert (
+            max(times["shipments"][key]) - min(times["orders"][key]) < 20_000 + 1000
+        )  # within the shortest window, a neighbour's key included
         assert min(times["payments"][key]) >= min(times["orders"][key]) - 1000
 
 
@@ -130,7 +143,9 @@ def test_zipf_is_skewed_and_uniform_is_not(shop: Mesh) -> None:
     domain = shape.domains["orders", "order_id"]
 
     def top_share(keys: str) -> float:
-        rows = sequence(shop.streams["orders"], 0, [domain], shape, Workload(count=20_000, keys=keys, key_count=1_000), 1000.0, 4)
+        rows = sequence(
+            shop.streams["orders"], 0, [domain], shape, Workload(count=20_000, keys=keys, key_count=1_000), 1000.0, 4
+        )
         counts = Counter(rows.keys[domain.number].tolist())
         assert len(counts) <= 1_000
         return counts.most_common(1)[0][1] / 20_000
@@ -156,7 +171,10 @@ queries:
 def test_keys_of_every_type_and_values_around_the_constants(bootstrap: str, mesh_name: str) -> None:
     mesh = parse_mesh(CHAIN.format(mesh=mesh_name, bootstrap=bootstrap))
     generate(mesh, Workload(count=500, keys="uniform", key_count=20), create=1)
-    events = {name: [decoded_chain(mesh, name, value) for _, value in read(mesh, f"{mesh_name}-{name}", 1)[0]] for name in "abc"}
+    events = {
+        name: [decoded_chain(mesh, name, value) for _, value in read(mesh, f"{mesh_name}-{name}", 1)[0]]
+        for name in "abc"
+    }
     assert {e["name"] for e in events["a"]} == {e["label"] for e in events["b"]}
     assert {e["price"] for e in events["b"]} == {e["cost"] for e in events["c"]}
     assert {e["seen"] for e in events["b"]} == {e["seen"] for e in events["c"]}

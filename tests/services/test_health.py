@@ -25,7 +25,9 @@ def test_idle_and_slow_are_not_stuck() -> None:
     health.observe(2, lag=7)
     health.check()
     now[0] = 101
-    with pytest.raises(MachineError, match="7 records to read and no step for 31 s; ending, to be started again from what is stored"):
+    with pytest.raises(
+        MachineError, match="7 records to read and no step for 31 s; ending, to be started again from what is stored"
+    ):
         health.check()
 
 
@@ -34,12 +36,20 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_loop_that_stands_still_ends_its_process() -> None:
-    done = run("import time\nfrom services.runtime.health import Health\nh = Health(limit_s=1)\nh.watch()\ndef stuck(): time.sleep(20)\nstuck()")
+    done = run(
+        "import time\nfrom services.runtime.health import Health\nh = Health(limit_s=1)\nh.watch()\ndef stuck():"
+        " time.sleep(20)\nstuck()"
+    )
     assert done.returncode == 1
-    assert done.stderr.endswith("joinmesh: the service's loop has not moved for 1 s (it is where the lines above say); starting again\n")
+    assert done.stderr.endswith(
+        "joinmesh: the service's loop has not moved for 1 s (it is where the lines above say); starting again\n"
+    )
     assert " in stuck" in done.stderr
 
 
 def test_a_loop_that_moves_goes_on() -> None:
-    done = run("import time\nfrom services.runtime.health import Health\nh = Health(limit_s=2)\nh.watch()\nfor _ in range(40):\n  h.beat(); time.sleep(0.1)")
+    done = run(
+        "import time\nfrom services.runtime.health import Health\nh = Health(limit_s=2)\nh.watch()\nfor _ in"
+        " range(40):\n  h.beat(); time.sleep(0.1)"
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,5 @@
-"""The supervisor, with real processes: restarts what dies, gives up where that is of no use, and leaves nothing behind."""
+"""The supervisor, with real processes: restarts what dies, gives up where that is of no use, and leaves nothing
+behind."""
 
 import contextlib
 import os
@@ -30,7 +31,9 @@ supervise.STOP_S = 2.0
 from services.cli.main import main
 sys.exit(main(["up", "-f", sys.argv[1], "--data", sys.argv[2]]))
 """
-STEADY = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nwhile True: time.sleep(0.05)\n"
+STEADY = (
+    "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nwhile True: time.sleep(0.05)\n"
+)
 STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(0.05)\n"
 FRAIL = "import sys, time\nprint('2026-01-01 ERROR frail: out of luck', flush=True)\ntime.sleep(0.1)\nsys.exit(3)\n"
 HOPELESS = "import sys\nprint('joinmesh hopeless: the topic is wrong; change it', flush=True)\nsys.exit(78)\n"
@@ -49,9 +52,11 @@ class Up:
         path = os.pathsep.join([str(modules), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", RUN, str(shop_file), str(self.data), *programs], stdout=out, stderr=subprocess.STDOUT,
+                [sys.executable, "-c", RUN, str(shop_file), str(self.data), *programs],
+                stdout=out,
+                stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": path},
-            )  # fmt: skip
+            )
 
     def wait_for(self, text: str, timeout_s: float = 30) -> str:
         deadline = time.monotonic() + timeout_s
@@ -164,11 +169,15 @@ def test_one_supervisor_per_data_folder(up: Callable[..., Up], shop_file: Path) 
     command = [sys.executable, "-m", "services.cli.main", "up", "-f", str(shop_file), "--data", str(mesh.data)]
     second = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert second.returncode == 1
-    assert second.stderr.startswith(f"joinmesh: {mesh.data} is in use by a running `joinmesh up` (process {mesh.process.pid})")
+    assert second.stderr.startswith(
+        f"joinmesh: {mesh.data} is in use by a running `joinmesh up` (process {mesh.process.pid})"
+    )
     assert second.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("last", "healthy", "next_s"), [(None, 0, 0.1), (0.5, 1, 1.0), (16.0, 1, 30.0), (30.0, 59, 30.0), (30.0, 60, 0.1)])
+@pytest.mark.parametrize(
+    ("last", "healthy", "next_s"), [(None, 0, 0.1), (0.5, 1, 1.0), (16.0, 1, 30.0), (30.0, 59, 30.0), (30.0, 60, 0.1)]
+)
 def test_backoff(last: float | None, healthy: float, next_s: float) -> None:
     assert next_backoff(last, healthy) == next_s
 

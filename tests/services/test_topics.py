@@ -1,4 +1,5 @@
-"""Topics: the missing ones are created right, and one that would lose data is refused with what was found, needed and to do."""
+"""Topics: the missing ones are created right, and one that would lose data is refused with what was found, needed and
+to do."""
 
 import time
 from collections.abc import Callable
@@ -33,12 +34,29 @@ def test_creates_what_is_missing_once(shop: Mesh) -> None:
 @pytest.mark.parametrize(
     ("partitions", "config", "says"),
     [
-        (3, {"retention.ms": "-1"}, r"topic (\S+) has 3 partitions, 4 needed: set `partitions: 3` .*kafka-topics.sh .* --delete --topic"),
-        (4, {"retention.ms": "1000"}, r"topic (\S+) has retention.ms=1000, \d+ or more needed: run kafka-configs.sh .* --add-config retention.ms=\d+"),
-        (4, {"cleanup.policy": "compact", "retention.ms": "-1"}, r"topic (\S+) has cleanup.policy=compact, delete needed: run kafka-configs.sh"),
+        (
+            3,
+            {"retention.ms": "-1"},
+            r"topic (\S+) has 3 partitions, 4 needed: set `partitions: 3` .*kafka-topics.sh .* --delete --topic",
+        ),
+        (
+            4,
+            {"retention.ms": "1000"},
+            (
+                r"topic (\S+) has retention.ms=1000, \d+ or more needed: run kafka-configs.sh .* --add-config"
+                r" retention.ms=\d+"
+            ),
+        ),
+        (
+            4,
+            {"cleanup.policy": "compact", "retention.ms": "-1"},
+            r"topic (\S+) has cleanup.policy=compact, delete needed: run kafka-configs.sh",
+        ),
     ],
 )
-def test_refuses_a_topic_that_would_lose_data(shop: Mesh, create_topics: CreateTopics, partitions: int, config: dict[str, str], says: str) -> None:
+def test_refuses_a_topic_that_would_lose_data(
+    shop: Mesh, create_topics: CreateTopics, partitions: int, config: dict[str, str], says: str
+) -> None:
     name = topics.query_out(shop.name, "paid_orders")
     create_topics(name, partitions=partitions, config=config)
     with pytest.raises(TopicError, match=says) as caught:
@@ -57,7 +75,13 @@ def test_longer_retention_is_welcome(shop: Mesh, create_topics: CreateTopics) ->
 def test_source_topics_belong_to_their_producers(shop: Mesh, create_topics: CreateTopics) -> None:
     create_topics(shop.streams["orders"].topic, partitions=2)
     assert source_partitions(shop, [shop.streams["orders"]]) == {"orders": 2}
-    with pytest.raises(TopicError, match=r"source topic \S+-payments of stream payments is not on .*joinmesh does not create source topics.*joinmesh generate"):
+    with pytest.raises(
+        TopicError,
+        match=(
+            r"source topic \S+-payments of stream payments is not on .*joinmesh does not create source topics.*joinmesh"
+            r" generate"
+        ),
+    ):
         source_partitions(shop)
 
 
@@ -70,7 +94,13 @@ def test_a_broker_that_does_not_answer_is_named(shop: Mesh) -> None:
 def test_services_and_retention_follow_from_the_queries(shop: Mesh) -> None:
     queries = parse_queries(shop)
     assert keep_ms(shop, queries) == 63_000
-    assert [service.name for service in services_of(shop, queries)] == ["controller", "ingest", "paid_orders.j1", "paid_orders.j2", "paid_orders.sink"]
+    assert [service.name for service in services_of(shop, queries)] == [
+        "controller",
+        "ingest",
+        "paid_orders.j1",
+        "paid_orders.j2",
+        "paid_orders.sink",
+    ]
 
 
 def test_an_open_transaction_is_seen(bootstrap: str, mesh_name: str) -> None:

@@ -1,8 +1,8 @@
 """The simulation can fail: each way to break the step's order, or a service's, is caught, and it is said by which seed.
 
-Two detectors. The audit compares the committed results with the oracle. The protocol checks of the simulated disk and sender see a step that is out of
-order even when no result shows it: a step is deterministic and numbered by its input offset, so repeating one whole is harmless by design, and only
-the second detector sees mutants that rely on that.
+Two detectors. The audit compares the committed results with the oracle. The protocol checks of the simulated disk and
+sender see a step that is out of order even when no result shows it: a step is deterministic and numbered by its input
+offset, so repeating one whole is harmless by design, and only the second detector sees mutants that rely on that.
 """
 
 import time
@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from confluent_kafka import TopicPartition
 
-import topology.partition as partition_module
-import topology.results as results_module
+import topology.join.partition as partition_module
+import topology.results.results as results_module
 from schemas.block import Block, Header
 from schemas.rows import Rows
 from services.ingest.loop import Ingest
@@ -23,8 +23,8 @@ from services.runtime.failpoints import failpoint
 from services.runtime.store import NodeStore, OutboxEntry
 from services.simulation.world import SimulationFailed, run_seed
 from services.sink.loop import Seen, Sink
-from topology.partition import _NOTHING, Effects, Memo, Partition
-from topology.results import SequenceFilter
+from topology.join.partition import _NOTHING, Effects, Memo, Partition
+from topology.results.results import SequenceFilter
 
 SEEDS = range(300)
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -93,7 +93,8 @@ def offset_before_the_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def send_before_the_batch(patch: pytest.MonkeyPatch) -> None:
-    """Blocks leave, then the batch is written: a crash between the two, or before they arrive, has nothing to resend."""
+    """Blocks leave, then the batch is written: a crash between the two, or before they arrive, has nothing to
+    resend."""
     apply = NodeStore.apply
 
     def sent_first(self: PartitionHost) -> None:
@@ -222,7 +223,8 @@ def sink_offsets_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
         if self.started is None:
             return
         offsets = [
-            TopicPartition(self.source, p, at, msgspec.json.encode(Seen(self.filters[p].last)).decode()) for p, at in self.next.items()
+            TopicPartition(self.source, p, at, msgspec.json.encode(Seen(self.filters[p].last)).decode())
+            for p, at in self.next.items()
         ]
         failpoint("sink.before_commit")
         self.producer.commit_transaction(60)
@@ -245,10 +247,21 @@ def sink_forgets_the_sequence(patch: pytest.MonkeyPatch) -> None:
 
 
 AUDITED: list[Patch] = [
-    memo_after_the_sends, offset_before_the_batch, send_before_the_batch, outbox_not_resent, trimmed_before_delivery,
-    no_sequence_check_in_nodes, no_sequence_check_in_the_sink, no_source_offset_check, ingest_commits_before_the_flush,
-    ingest_commits_without_its_reading, sink_offsets_outside_the_transaction, sink_forgets_the_sequence, commit_forgets_a_step, steps_not_told_apart,
-]  # fmt: skip
+    memo_after_the_sends,
+    offset_before_the_batch,
+    send_before_the_batch,
+    outbox_not_resent,
+    trimmed_before_delivery,
+    no_sequence_check_in_nodes,
+    no_sequence_check_in_the_sink,
+    no_source_offset_check,
+    ingest_commits_before_the_flush,
+    ingest_commits_without_its_reading,
+    sink_offsets_outside_the_transaction,
+    sink_forgets_the_sequence,
+    commit_forgets_a_step,
+    steps_not_told_apart,
+]
 CHECKED: list[Patch] = [offset_after_the_sends, memo_after_the_sends, offset_before_the_batch, send_before_the_batch]
 
 

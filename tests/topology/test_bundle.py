@@ -1,4 +1,5 @@
-"""What several steps send together is what they sent one by one: the same rows, in the same order, once, however a sender that starts again bundles them."""
+"""What several steps send together is what they sent one by one: the same rows, in the same order, once, however a
+sender that starts again bundles them."""
 
 from random import Random
 
@@ -8,15 +9,25 @@ import pytest
 
 from schemas.block import Block, Header, Step, decode_block, encode_block
 from schemas.rows import Rows
-from topology.bundle import bundled, unseen_of
-from topology.partition import Effects, Send
-from topology.results import SequenceFilter
-from topology.state import Run, Segment
-from topology.window import HASH
+from topology.join.partition import Effects, Send
+from topology.message.bundle import bundled, unseen_of
+from topology.results.results import SequenceFilter
+from topology.state.window import HASH
+from topology.state.window_state import Run, Segment
 
 
 def made(sequence: int, ids: list[int], kind: str = "rows", partition: int = 0, back: bool = False) -> Send:
-    header = Header(kind=kind, sender="j1", sender_partition=0, sender_partitions=1, incarnation=1, sequence=sequence, epoch=1, side=0, watermark=sequence)  # type: ignore[arg-type]
+    header = Header(
+        kind=kind,
+        sender="j1",
+        sender_partition=0,
+        sender_partitions=1,
+        incarnation=1,
+        sequence=sequence,
+        epoch=1,
+        side=0,
+        watermark=sequence,
+    )  # type: ignore[arg-type]
     return Send("j2", partition, Block(header, Rows({"id": np.array(ids, np.int64)}) if ids else None), back)
 
 
@@ -36,7 +47,11 @@ def test_blocks_to_one_place_become_one() -> None:
 def test_rows_stay_on_their_side_of_a_word_about_demand() -> None:
     """`resume-done` says that what was owed stands before it."""
     sends = [made(1, [1]), made(2, [9], "resume-done"), made(3, [2]), made(4, [3])]
-    assert [(s.block.header.kind, ids(s.block.rows)) for s in bundled(sends)] == [("rows", [1]), ("resume-done", [9]), ("rows", [2, 3])]
+    assert [(s.block.header.kind, ids(s.block.rows)) for s in bundled(sends)] == [
+        ("rows", [1]),
+        ("resume-done", [9]),
+        ("rows", [2, 3]),
+    ]
 
 
 def test_the_time_alone_stays_the_time_alone() -> None:
@@ -54,7 +69,8 @@ def test_no_block_grows_beyond_the_limit() -> None:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_each_step_is_taken_once_however_it_is_bundled(seed: int) -> None:
-    """A sender dies again and again and starts again from an earlier step: what it bundles differs, what is taken does not."""
+    """A sender dies again and again and starts again from an earlier step: what it bundles differs, what is taken does
+    not."""
     rng = Random(seed)
     steps = [made(10 * k + 10, [100 * k + i for i in range(rng.choice((0, 1, 3)))], "rows") for k in range(30)]
     steps = [s if s.block.rows is not None else made(s.block.header.sequence, [], "watermark") for s in steps]
@@ -64,8 +80,14 @@ def test_each_step_is_taken_once_however_it_is_bundled(seed: int) -> None:
     while at < len(steps):
         count = rng.randint(1, 6)
         for send in bundled(steps[at : at + count], limit=rng.choice((24, 100, 10_000))):
-            block = decode_block(encode_block(Block(msgspec.structs.replace(send.block.header, incarnation=incarnation), send.block.rows)))
-            new = unseen_of(block.header, block.rows if block.rows is not None else Rows({"id": np.empty(0, np.int64)}), last)
+            block = decode_block(
+                encode_block(
+                    Block(msgspec.structs.replace(send.block.header, incarnation=incarnation), send.block.rows)
+                )
+            )
+            new = unseen_of(
+                block.header, block.rows if block.rows is not None else Rows({"id": np.empty(0, np.int64)}), last
+            )
             taken += ids(new)
             by_filter += ids(seen.unseen(block))
             last = max(last, block.header.sequence)
@@ -76,7 +98,9 @@ def test_each_step_is_taken_once_however_it_is_bundled(seed: int) -> None:
 
 
 def test_a_segment_that_is_made_and_merged_before_the_batch_is_not_written() -> None:
-    run = Run.of(Rows({"#a": np.zeros(1, np.int64), "@a": np.zeros(1, np.int64), HASH: np.zeros(1, np.uint64)}), {"a": 10})
+    run = Run.of(
+        Rows({"#a": np.zeros(1, np.int64), "@a": np.zeros(1, np.int64), HASH: np.zeros(1, np.uint64)}), {"a": 10}
+    )
     segments = [Segment(id, 0, 1, 8, 0, 10, 0, 10) for id in range(3)]
     effects = Effects(puts=[(0, segments[0], run), (1, segments[0], run)], tables={"s0": b"old", "d0": b"kept"})
     effects.add(Effects(puts=[(0, segments[1], run)], drops=[(0, 0), (1, 7)], tables={"s0": b"new"}))

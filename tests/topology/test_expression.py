@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.mesh import FieldType, Stream
-from topology.cql import parse_query
-from topology.evaluate import evaluate, holds
-from topology.expression import (
+from topology.oracle.evaluate import evaluate, holds
+from topology.query.cql import parse_query
+from topology.query.expression import (
     And,
     Arithmetic,
     Call,
@@ -32,18 +32,35 @@ from topology.expression import (
     to_text,
 )
 
-INT, FLOAT, BOOL, STRING, TIME = FieldType.INT64, FieldType.FLOAT64, FieldType.BOOL, FieldType.STRING, FieldType.TIMESTAMP
+INT = FieldType.INT64
+FLOAT = FieldType.FLOAT64
+BOOL = FieldType.BOOL
+STRING = FieldType.STRING
+TIME = FieldType.TIMESTAMP
 DTYPES = {INT: pl.Int64, FLOAT: pl.Float64, BOOL: pl.Boolean, STRING: pl.String, TIME: pl.Int64}
 TYPES = {Column(alias, f"{kind.value}{i}"): kind for alias in "ab" for kind in FieldType for i in (1, 2)}
 
-ints = st.one_of(st.sampled_from([0, 1, -1, 2, 7, -7, 2**53 + 1, 2**62, 2**63 - 1, -(2**63)]), st.integers(-(2**63), 2**63 - 1))
+ints = st.one_of(
+    st.sampled_from([0, 1, -1, 2, 7, -7, 2**53 + 1, 2**62, 2**63 - 1, -(2**63)]), st.integers(-(2**63), 2**63 - 1)
+)
 floats = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -1.5, 1e20, -1e-20, 1e308, -1e308, 5e-324, float(2**53), float(2**63)]),
     st.floats(allow_nan=False, allow_infinity=False),
 )
-texts = st.one_of(st.sampled_from(["", "a", "ab", "a\nb", "é", "\U0001f600", "%", "a_b", "\\", "\uffff"]), st.text(st.sampled_from("ab%_\\\né"), max_size=4))
-VALUES: dict[FieldType, st.SearchStrategy[Value]] = {INT: ints, FLOAT: floats, BOOL: st.booleans(), STRING: texts, TIME: ints}
-patterns = st.lists(st.sampled_from(["a", "b", "%", "_", "\\%", "\\_", "\\\\", "é", "\n", ".", "*", "("]), max_size=5).map("".join)
+texts = st.one_of(
+    st.sampled_from(["", "a", "ab", "a\nb", "é", "\U0001f600", "%", "a_b", "\\", "\uffff"]),
+    st.text(st.sampled_from("ab%_\\\né"), max_size=4),
+)
+VALUES: dict[FieldType, st.SearchStrategy[Value]] = {
+    INT: ints,
+    FLOAT: floats,
+    BOOL: st.booleans(),
+    STRING: texts,
+    TIME: ints,
+}
+patterns = st.lists(
+    st.sampled_from(["a", "b", "%", "_", "\\%", "\\_", "\\\\", "é", "\n", ".", "*", "("]), max_size=5
+).map("".join)
 
 
 def leaf(kind: FieldType) -> st.SearchStrategy[Expression]:
@@ -65,7 +82,9 @@ def expressions(kind: FieldType, depth: int = 3) -> st.SearchStrategy[Expression
         options.append(st.builds(Arithmetic, st.sampled_from(["+", "-"]), own, own))
     if kind is FLOAT:
         options.append(st.builds(Arithmetic, st.just("/"), numbers, numbers))
-        options.append(st.builds(lambda op, x, y: Arithmetic(op, x, y), st.sampled_from(["+", "-", "*", "%"]), own, numbers))
+        options.append(
+            st.builds(lambda op, x, y: Arithmetic(op, x, y), st.sampled_from(["+", "-", "*", "%"]), own, numbers)
+        )
     if kind in (INT, FLOAT):
         options += [own.filter(lambda e: not isinstance(e, Literal)).map(Negate), own.map(lambda e: Call("ABS", (e,)))]
     if kind is STRING:
@@ -134,7 +153,10 @@ def test_a_filter_keeps_what_is_true(expression: Expression, data: list[Mapping[
     assert kept == [i for i, row in enumerate(data) if holds(expression, row)]
 
 
-STREAMS = {alias: Stream(alias, alias, {c.name: k for c, k in TYPES.items() if c.alias == alias}, "timestamp1") for alias in "ab"}
+STREAMS = {
+    alias: Stream(alias, alias, {c.name: k for c, k in TYPES.items() if c.alias == alias}, "timestamp1")
+    for alias in "ab"
+}
 
 
 @settings(max_examples=200, deadline=None)
@@ -154,24 +176,60 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize(
     ("expression", "x", "y", "value"),
     [
-        (Arithmetic("/", A, B), 7, 2, 3.5), (Arithmetic("/", A, B), 7, 0, None), (Arithmetic("/", A, B), 7.0, -0.0, None),
-        (Arithmetic("/", A, B), None, 2, None), (Arithmetic("/", A, B), 1e308, 1e-308, INF),
-        (Arithmetic("%", A, B), 7, 3, 1), (Arithmetic("%", A, B), -7, 3, -1), (Arithmetic("%", A, B), 7, -3, 1), (Arithmetic("%", A, B), -7, -3, -1),
-        (Arithmetic("%", A, B), 7, 0, None), (Arithmetic("%", A, B), M, -1, 0), (Arithmetic("%", A, B), -1e-20, 1.0, -1e-20), (Arithmetic("%", A, B), 1e20, 3.0, 1.0),
-        (Arithmetic("%", A, B), 5.5, 0.0, None), (Arithmetic("%", A, B), None, 1.0, None), (Arithmetic("%", A, B), -7.5, 2, -1.5),
-        (Arithmetic("+", A, B), 2**63 - 1, 1, M), (Arithmetic("-", A, B), M, 1, 2**63 - 1), (Arithmetic("*", A, B), 2**62, 4, 0),
-        (Arithmetic("+", A, B), 2**53 + 1, 0.0, float(2**53)), (Negate(A), M, 0, M), (Call("ABS", (A,)), M, 0, M), (Call("ABS", (A,)), -2.5, 0, 2.5),
-        (Arithmetic("||", A, B), "a", "b", "ab"), (Arithmetic("||", A, B), "a", None, None),
-        (Compare("=", A, B), 0.0, -0.0, True), (Compare("=", A, B), 2**53 + 1, float(2**53), True), (Compare("<", A, B), "z", "é", True),
-        (Compare("<", A, B), "\uffff", "\U00010000", True), (Compare("=", A, B), None, None, None), (Compare("<>", A, B), True, False, True),
-        (And((A, B)), None, False, False), (And((A, B)), None, True, None), (Or((A, B)), None, True, True), (Or((A, B)), None, False, None),
-        (Not(A), None, True, None), (IsNull(A), None, 1, True), (IsNull(Compare("=", A, B)), 1, None, True),
-        (Call("COALESCE", (A, B)), None, 3, 3), (Call("COALESCE", (A, B)), 2, 3, 2),
-        (Like(A, "a_b"), "a\nb", 0, True), (Like(A, "a%"), "ba", 0, False), (Like(A, "%"), "", 0, True), (Like(A, "_"), "", 0, False),
-        (Like(A, "_"), "\U0001f600", 0, True), (Like(A, r"50\%"), "50%", 0, True), (Like(A, r"50\%"), "501", 0, False), (Like(A, "a.c"), "abc", 0, False),
-        (Like(A, "%a%b"), "xxaxab", 0, True), (Like(A, "a"), None, "", None), (Like(A, "a"), "a\n", 0, False), (Like(A, "ß^$"), "ß^$", 0, True),
+        (Arithmetic("/", A, B), 7, 2, 3.5),
+        (Arithmetic("/", A, B), 7, 0, None),
+        (Arithmetic("/", A, B), 7.0, -0.0, None),
+        (Arithmetic("/", A, B), None, 2, None),
+        (Arithmetic("/", A, B), 1e308, 1e-308, INF),
+        (Arithmetic("%", A, B), 7, 3, 1),
+        (Arithmetic("%", A, B), -7, 3, -1),
+        (Arithmetic("%", A, B), 7, -3, 1),
+        (Arithmetic("%", A, B), -7, -3, -1),
+        (Arithmetic("%", A, B), 7, 0, None),
+        (Arithmetic("%", A, B), M, -1, 0),
+        (Arithmetic("%", A, B), -1e-20, 1.0, -1e-20),
+        (Arithmetic("%", A, B), 1e20, 3.0, 1.0),
+        (Arithmetic("%", A, B), 5.5, 0.0, None),
+        (Arithmetic("%", A, B), None, 1.0, None),
+        (Arithmetic("%", A, B), -7.5, 2, -1.5),
+        (Arithmetic("+", A, B), 2**63 - 1, 1, M),
+        (Arithmetic("-", A, B), M, 1, 2**63 - 1),
+        (Arithmetic("*", A, B), 2**62, 4, 0),
+        (Arithmetic("+", A, B), 2**53 + 1, 0.0, float(2**53)),
+        (Negate(A), M, 0, M),
+        (Call("ABS", (A,)), M, 0, M),
+        (Call("ABS", (A,)), -2.5, 0, 2.5),
+        (Arithmetic("||", A, B), "a", "b", "ab"),
+        (Arithmetic("||", A, B), "a", None, None),
+        (Compare("=", A, B), 0.0, -0.0, True),
+        (Compare("=", A, B), 2**53 + 1, float(2**53), True),
+        (Compare("<", A, B), "z", "é", True),
+        (Compare("<", A, B), "\uffff", "\U00010000", True),
+        (Compare("=", A, B), None, None, None),
+        (Compare("<>", A, B), True, False, True),
+        (And((A, B)), None, False, False),
+        (And((A, B)), None, True, None),
+        (Or((A, B)), None, True, True),
+        (Or((A, B)), None, False, None),
+        (Not(A), None, True, None),
+        (IsNull(A), None, 1, True),
+        (IsNull(Compare("=", A, B)), 1, None, True),
+        (Call("COALESCE", (A, B)), None, 3, 3),
+        (Call("COALESCE", (A, B)), 2, 3, 2),
+        (Like(A, "a_b"), "a\nb", 0, True),
+        (Like(A, "a%"), "ba", 0, False),
+        (Like(A, "%"), "", 0, True),
+        (Like(A, "_"), "", 0, False),
+        (Like(A, "_"), "\U0001f600", 0, True),
+        (Like(A, r"50\%"), "50%", 0, True),
+        (Like(A, r"50\%"), "501", 0, False),
+        (Like(A, "a.c"), "abc", 0, False),
+        (Like(A, "%a%b"), "xxaxab", 0, True),
+        (Like(A, "a"), None, "", None),
+        (Like(A, "a"), "a\n", 0, False),
+        (Like(A, "ß^$"), "ß^$", 0, True),
     ],
-)  # fmt: skip
+)
 def test_rules_of_the_language(expression: Expression, x: Value, y: Value, value: Value) -> None:
     row = {"a.x": x, "a.y": y}
     assert same(evaluate(expression, row), value)
@@ -185,7 +243,14 @@ def test_rules_of_the_language(expression: Expression, x: Value, y: Value, value
 def test_nan_is_largest_and_equal_to_itself(op: str) -> None:
     data = pl.DataFrame({"a.x": [NAN, NAN, 1.0, INF], "a.y": [NAN, 1.0, NAN, NAN]})
     expression = Compare(op, A, B)  # type: ignore[arg-type]
-    expected = {"=": [1, 0, 0, 0], "<>": [0, 1, 1, 1], "<": [0, 0, 1, 1], "<=": [1, 0, 1, 1], ">": [0, 1, 0, 0], ">=": [1, 1, 0, 0]}[op]
+    expected = {
+        "=": [1, 0, 0, 0],
+        "<>": [0, 1, 1, 1],
+        "<": [0, 0, 1, 1],
+        "<=": [1, 0, 1, 1],
+        ">": [0, 1, 0, 0],
+        ">=": [1, 1, 0, 0],
+    }[op]
     assert data.select(compile_expression(expression)).to_series().to_list() == [bool(b) for b in expected]
     assert [evaluate(expression, row) for row in data.to_dicts()] == [bool(b) for b in expected]
 

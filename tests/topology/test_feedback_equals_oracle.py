@@ -1,7 +1,8 @@
-"""With feedback, whatever the query, plan, partitions, sparse streams and interleaving: the results are the oracle's, each once.
+"""With feedback, whatever the query, plan, partitions, sparse streams and interleaving: the results are the oracle's,
+each once.
 
-Cases are drawn so that much is suspended and resumed: few values, short windows, one or two sparse streams, nodes that hear feedback at once or late. A
-failing seed prints itself; `case(seed)` replays it.
+Cases are drawn so that much is suspended and resumed: few values, short windows, one or two sparse streams, nodes that
+hear feedback at once or late. A failing seed prints itself; `case(seed)` replays it.
 """
 
 import random
@@ -14,18 +15,26 @@ from schemas.mesh import FieldType, Stream
 from services.simulation.case import binary_tree
 from tests.drawn import check_often, check_results, say, work
 from tests.topology.test_mesh_equals_oracle import edges_of
-from topology import detection, heeding, policy
-from topology.cql import parse_query
-from topology.oracle import Event, truth
-from topology.plan import build_plan
-from topology.policy import RESTLESS
-from topology.testing import TopologyDriver
+from topology.oracle.truth import Event, truth
+from topology.plan.plan import build_plan
+from topology.query.cql import parse_query
+from topology.restraint.heralding import heeding
+from topology.restraint.suspension import detection, policy
+from topology.restraint.suspension.policy import RESTLESS
+from topology.testing.driver import TopologyDriver
 
 HEEDING = [heeding.EAGER, heeding.RESTLESS, {**heeding.RESTLESS, "WEIGHED_BLOCKS": 7}]
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "ts": FieldType.TIMESTAMP}
 SEEDS, CHUNK = 400, 50
 COUNTED = ("pairs_avoided", "rows_diverted", "values_suspended", "values_resumed", "pairs_resumed")
-AT_LEAST = {"pairs_avoided": 2_000, "rows_diverted": 1_500, "values_suspended": 2_000, "values_resumed": 800, "pairs_resumed": 2_000, "changes": 200}
+AT_LEAST = {
+    "pairs_avoided": 2_000,
+    "rows_diverted": 1_500,
+    "values_suspended": 2_000,
+    "values_resumed": 800,
+    "pairs_resumed": 2_000,
+    "changes": 200,
+}
 done: Counter[str] = Counter()
 
 
@@ -43,7 +52,11 @@ def draw_text(rng: random.Random, n: int) -> str:
 
 def case(seed: int, heralds: bool = False, feedback: bool = True) -> Counter[str]:
     """In every second, sub-tuples of type II are spoken of whether or not their values repeat."""
-    with mock.patch.multiple(policy, **RESTLESS), mock.patch.multiple(heeding, **HEEDING[seed % len(HEEDING)]), mock.patch.object(detection, "ROWS_LEAST", 10**9 if seed % 2 else detection.ROWS_LEAST):
+    with (
+        mock.patch.multiple(policy, **RESTLESS),
+        mock.patch.multiple(heeding, **HEEDING[seed % len(HEEDING)]),
+        mock.patch.object(detection, "ROWS_LEAST", 10**9 if seed % 2 else detection.ROWS_LEAST),
+    ):
         return run_case(seed, heralds, feedback and ("auto" if seed % 4 == 3 else True))
 
 
@@ -54,16 +67,36 @@ def run_case(seed: int, heralds: bool, feedback: bool | str) -> Counter[str]:
     streams = {name: Stream(name, name, FIELDS, "ts", lateness_ms=rng.choice([0, 5, 30])) for name in names}
     query = parse_query("q", draw_text(rng, n), streams)
     plan = build_plan(query, binary_tree(query, rng))
-    source_partitions, most, patience, burst = rng.choice([1, 2]), rng.choice([1, 3, 20]), rng.choice([0, 0.05, 0.3]), rng.choice([1, 5, 30])
-    driver = TopologyDriver(plan, streams, partitions=rng.choice([1, 2, 3]), source_partitions=source_partitions, feedback=feedback, heralds=heralds)
-    values, sparse = rng.choice([2, 3, 4, 6]), {name: rng.choice([0.6, 0.9]) for name in rng.sample(names, rng.choice([1, 1, 2]))}
+    source_partitions, most, patience, burst = (
+        rng.choice([1, 2]),
+        rng.choice([1, 3, 20]),
+        rng.choice([0, 0.05, 0.3]),
+        rng.choice([1, 5, 30]),
+    )
+    driver = TopologyDriver(
+        plan,
+        streams,
+        partitions=rng.choice([1, 2, 3]),
+        source_partitions=source_partitions,
+        feedback=feedback,
+        heralds=heralds,
+    )
+    values, sparse = (
+        rng.choice([2, 3, 4, 6]),
+        {name: rng.choice([0.6, 0.9]) for name in rng.sample(names, rng.choice([1, 1, 2]))},
+    )
     time, events = 1_000, []
     for i in range(rng.choice([20, 40]) * n):
         time += rng.choice([0, 1, 1, 2, 6])
         stream = rng.choice(names)
         if rng.random() < sparse.get(stream, 0):
             continue
-        row = {"k": rng.randrange(values), "m": rng.randrange(values), "s": "x" * rng.randrange(values), "ts": time - rng.choice([0, 0, 0, 3, 10])}
+        row = {
+            "k": rng.randrange(values),
+            "m": rng.randrange(values),
+            "s": "x" * rng.randrange(values),
+            "ts": time - rng.choice([0, 0, 0, 3, 10]),
+        }
         partition = rng.randrange(source_partitions)
         events.append(Event(stream, partition, driver.produce(stream, partition, row), row))
         if i % burst == 0:
@@ -73,7 +106,15 @@ def run_case(seed: int, heralds: bool, feedback: bool | str) -> Counter[str]:
     counts: Counter[str] = Counter(results=check_results(driver, truth(query, streams, events), where))
     for node in driver.nodes.values():
         for told in node.memo.heralds.each if node.memo.heralds else ():
-            counts.update({"heralds": told.rows, "refused": told.refused, "made for heralds": told.made, "heralds skipped": told.skipped, "heedings": told.changes})
+            counts.update(
+                {
+                    "heralds": told.rows,
+                    "refused": told.refused,
+                    "made for heralds": told.made,
+                    "heralds skipped": told.skipped,
+                    "heedings": told.changes,
+                }
+            )
         memo = node.memo.feedback
         if memo is None:
             continue
@@ -92,8 +133,9 @@ def test_results_are_the_oracles(first: int) -> None:
 
 @pytest.mark.parametrize("seed", [74, 3053])
 def test_seeds_that_lost_rows_once(seed: int) -> None:
-    """3053: a resume that was passed on said how far the other side is, and not what was kept for the consumer; the producer took what it owed for expired.
-    74: of two partitions that asked for the same value, the second was told that all had come while what the first had asked for was still on its way.
+    """3053: a resume that was passed on said how far the other side is, and not what was kept for the consumer; the
+    producer took what it owed for expired. 74: of two partitions that asked for the same value, the second was told
+    that all had come while what the first had asked for was still on its way.
     """
     case(seed)
 
@@ -110,7 +152,9 @@ def test_no_alias_is_taken_for_a_column_of_our_own(feedback: bool | str) -> None
     streams = {name: Stream(name, name, FIELDS, "ts") for name in names}
     sources = ", ".join(f"{name} [RANGE 250 MS]" for name in names)
     query = parse_query("q", f"SELECT h.ts AS t FROM {sources} WHERE h.k = n.k AND n.m = s.m AND s.k = t.k", streams)
-    driver = TopologyDriver(build_plan(query, ((("h", "n"), "s"), "t")), streams, source_partitions=1, feedback=feedback)
+    driver = TopologyDriver(
+        build_plan(query, ((("h", "n"), "s"), "t")), streams, source_partitions=1, feedback=feedback
+    )
     events = []
     for i in range(200):
         stream = rng.choice(names)

@@ -1,7 +1,8 @@
 """Heralds: what a join is told of streams further down, what it makes for it, and that it changes no result.
 
-The drawn cases are those of feedback, with all heralds heeded at once, or heeded and let be every few blocks, with feedback and without. A failing seed prints itself; `case(seed, True, feedback)` replays it. Each rule
-that keeps heralds exact is also broken on purpose: then some seed must fail.
+The drawn cases are those of feedback, with all heralds heeded at once, or heeded and let be every few blocks, with
+feedback and without. A failing seed prints itself; `case(seed, True, feedback)` replays it. Each rule that keeps
+heralds exact is also broken on purpose: then some seed must fail.
 """
 
 from collections import Counter
@@ -18,19 +19,19 @@ from schemas.mesh import FieldType, Stream
 from schemas.rows import Rows
 from tests.drawn import check_often, say
 from tests.topology.test_feedback_equals_oracle import case
-from topology import heeding, heralding
-from topology.cql import parse_query
-from topology.heeding import HeraldMemo
-from topology.heralding import Heralding, Told
-from topology.heralds import heralds_of, part_hash
-from topology.meeting import ARRIVED, NEVER, first_met, meets
-from topology.node import JoinNode
-from topology.oracle import Event, truth
-from topology.partition import Partition
-from topology.plan import Tree, build_plan
-from topology.state import MemoryStore, Run, WindowState
-from topology.testing import TopologyDriver
-from topology.window import HASH
+from topology.join.node import JoinNode
+from topology.join.partition import Partition
+from topology.oracle.truth import Event, truth
+from topology.plan.heralds import heralds_of, part_hash
+from topology.plan.plan import Tree, build_plan
+from topology.query.cql import parse_query
+from topology.restraint.heralding import heeding, heralding
+from topology.restraint.heralding.heeding import HeraldMemo
+from topology.restraint.heralding.heralding import Heralding, Told
+from topology.state.meeting import ARRIVED, NEVER, first_met, meets
+from topology.state.window import HASH
+from topology.state.window_state import MemoryStore, Run, WindowState
+from topology.testing.driver import TopologyDriver
 
 SEEDS, CHUNK = 300, 50
 AT_LEAST = {"refused": 6_000, "made for heralds": 2_500, "heralds skipped": 4_000, "heedings": 2_000, "results": 50_000}
@@ -101,9 +102,13 @@ def rows_go_early(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "mutant", [gap_is_forgotten, everyone_is_first, heralds_go_early, let_be_at_once, time_without_heralds, rows_go_early], ids=lambda m: m.__name__
+    "mutant",
+    [gap_is_forgotten, everyone_is_first, heralds_go_early, let_be_at_once, time_without_heralds, rows_go_early],
+    ids=lambda m: m.__name__,
 )
-def test_a_broken_rule_is_noticed(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_rule_is_noticed(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     mutant(monkeypatch)
     for seed in range(400):
         try:
@@ -165,8 +170,14 @@ def test_table_1_of_the_jit_paper_makes_nothing_before_there_is_a_partner() -> N
 
 
 def test_both_sides_of_a_bushy_plan_are_spared_and_nobody_waits_for_the_other() -> None:
-    """Feedback of both sides at once would lose a1b2c1d2: a1 waits for a CD with its values, c1 for an AB with its own. Heralds are of rows of sources, which never wait."""
-    mesh = Told_("A.x = B.x AND C.z = D.z AND A.p = C.p AND A.q = D.q AND B.r = C.r AND B.s = D.s", (("A", "B"), ("C", "D")), "xzpqrs", "ABCD")
+    """Feedback of both sides at once would lose a1b2c1d2: a1 waits for a CD with its values, c1 for an AB with its own.
+    Heralds are of rows of sources, which never wait."""
+    mesh = Told_(
+        "A.x = B.x AND C.z = D.z AND A.p = C.p AND A.q = D.q AND B.r = C.r AND B.s = D.s",
+        (("A", "B"), ("C", "D")),
+        "xzpqrs",
+        "ABCD",
+    )
     mesh.arrive("A", 0, x=1, p=1, q=1)
     mesh.arrive("B", 0, x=1, r=9, s=9)
     mesh.arrive("C", 0, z=1, p=1, r=1)
@@ -192,9 +203,16 @@ def test_a_herald_that_has_ended_fits_only_what_began_before() -> None:
 
 
 def test_heralds_of_plans() -> None:
-    """A key that all share names the one partition it concerns; columns of one input are type I; of several, type II."""
+    """A key that all share names the one partition it concerns; columns of one input are type I; of several, type
+    II."""
     mesh = Told_("A.x = B.x AND B.x = C.x AND A.y = D.y", ((("A", "B"), "C"), "D"), "xy", "ABCD")
-    shown = {n.id: [(str(h), [p.side for p in h.parts], [p.side for p in h.also], h.to is not None) for h in heralds_of(mesh.plan, n)] for n in mesh.plan.nodes}
+    shown = {
+        n.id: [
+            (str(h), [p.side for p in h.parts], [p.side for p in h.also], h.to is not None)
+            for h in heralds_of(mesh.plan, n)
+        ]
+        for n in mesh.plan.nodes
+    }
     assert shown == {
         "j1": [("C by A.x = C.x", [0], [1], True), ("D by A.y = D.y", [0], [], False)],
         "j2": [("D by A.y = D.y", [0], [], False)],
@@ -219,7 +237,10 @@ def test_meeting_equals_a_look_at_every_row() -> None:
         hashes = rng.integers(0, 14, 80).astype(np.uint64)
         low = rng.integers(-50, 220, 80)
         high = low + rng.integers(-3, 60, 80)
-        came = [[m for v, t, m in rows if v == h and lo <= t <= hi] for h, lo, hi in zip(hashes.tolist(), low.tolist(), high.tolist(), strict=True)]
+        came = [
+            [m for v, t, m in rows if v == h and lo <= t <= hi]
+            for h, lo, hi in zip(hashes.tolist(), low.tolist(), high.tolist(), strict=True)
+        ]
         assert meets(state, hashes, low, high).tolist() == [bool(c) for c in came]
         assert first_met(state, hashes, low, high).tolist() == [min(c, default=NEVER) for c in came]
 
@@ -270,8 +291,11 @@ def test_heralding_has_a_window_of_its_own_streams_only() -> None:
 
 
 @pytest.mark.parametrize("kind", ["suspend", "resume", "watermark"])
-def test_what_an_m_join_says_of_its_third_input_is_not_taken_for_a_herald(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The producer of that input has two inputs of its own, so that 2 is its first herald's number; while that is let be, a resume was passed over (seed 95 of the M-Joins)."""
+def test_what_an_m_join_says_of_its_third_input_is_not_taken_for_a_herald(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The producer of that input has two inputs of its own, so that 2 is its first herald's number; while that is let
+    be, a resume was passed over (seed 95 of the M-Joins)."""
     mesh = Told_("A.x = B.x AND B.x = C.x AND C.x = D.x AND A.y = D.y", ("C", "D", ("A", "B")), "xy", "ABCD")
     node = next(n for n in mesh.plan.nodes if n.target != "out")
     join = JoinNode(mesh.plan, node.id, 0, 1, heralds=True, feedback=True)

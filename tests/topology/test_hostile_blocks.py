@@ -1,7 +1,9 @@
-"""Whatever stands in an inner topic, a receiver sets it aside or takes it: no other error, no change of state, no wrong row.
+"""Whatever stands in an inner topic, a receiver sets it aside or takes it: no other error, no change of state, no wrong
+row.
 
-Good blocks of a small mesh are mixed with hostile ones: damaged, cut, of another version, or whole with a right checksum and wrong in one respect.
-Every hostile one is refused with `BlockError`, leaves memo and segments as they were, and the good ones give exactly what they give alone.
+Good blocks of a small mesh are mixed with hostile ones: damaged, cut, of another version, or whole with a right
+checksum and wrong in one respect. Every hostile one is refused with `BlockError`, leaves memo and segments as they
+were, and the good ones give exactly what they give alone.
 """
 
 import random
@@ -31,25 +33,33 @@ from services.runtime.store import Cache, NodeStore
 from services.simulation.broker import Record, SimBroker, SimConsumer, SimMessage, SimSender, SimTransactionalProducer
 from services.simulation.processes import Disk
 from services.sink.loop import Sink
-from topology.cql import parse_query
-from topology.node import JoinNode
-from topology.partition import Send
-from topology.plan import build_plan
-from topology.results import SequenceFilter
-from topology.testing import TopologyDriver
-from topology.window import HASH, OFFSET_BITS
+from topology.join.node import JoinNode
+from topology.join.partition import Send
+from topology.plan.plan import build_plan
+from topology.query.cql import parse_query
+from topology.results.results import SequenceFilter
+from topology.state.window import HASH, OFFSET_BITS
+from topology.testing.driver import TopologyDriver
 
 PARTITIONS, SOURCE_PARTITIONS = 2, 2
 FIELDS = {
-    "k": FieldType.INT64, "s": FieldType.STRING, "f": FieldType.FLOAT64, "b": FieldType.BOOL, "v": FieldType.INT64, "ts": FieldType.TIMESTAMP,
-}  # fmt: skip
+    "k": FieldType.INT64,
+    "s": FieldType.STRING,
+    "f": FieldType.FLOAT64,
+    "b": FieldType.BOOL,
+    "v": FieldType.INT64,
+    "ts": FieldType.TIMESTAMP,
+}
 TEXT = """SELECT x.v, y.s AS s, z.b AS b, x.f + z.f AS total
-FROM r0 [RANGE 300 MS] AS x, r1 [RANGE 200 MS] AS y, r2 [RANGE 400 MS] AS z WHERE x.k = y.k AND x.s = y.s AND y.f = z.f"""
+FROM r0 [RANGE 300 MS] AS x, r1 [RANGE 200 MS] AS y, r2 [RANGE 400 MS] AS z
+WHERE x.k = y.k AND x.s = y.s AND y.f = z.f"""
 STREAMS = {n: Stream(n, n, FIELDS, "ts", lateness_ms=20) for n in ("r0", "r1", "r2")}
 QUERY = parse_query("q", TEXT, STREAMS)
 PLAN = build_plan(QUERY, (("x", "y"), "z"))
 MESH = Mesh("m", {"bootstrap.servers": "none"}, PARTITIONS, STREAMS, {"q": TEXT})
-PUBLISHED = PlanPublished("q", 1, TEXT, "((x y) z)", plan_digest(MESH, PLAN), 0, dict.fromkeys(STREAMS, SOURCE_PARTITIONS))
+PUBLISHED = PlanPublished(
+    "q", 1, TEXT, "((x y) z)", plan_digest(MESH, PLAN), 0, dict.fromkeys(STREAMS, SOURCE_PARTITIONS)
+)
 Remake = Callable[[random.Random, Block], Block | None]
 
 
@@ -67,8 +77,14 @@ def good() -> Good:
     rng = random.Random(7)
     driver = TopologyDriver(PLAN, STREAMS, partitions=PARTITIONS, source_partitions=SOURCE_PARTITIONS)
     for i in range(180):
-        values = {"k": rng.choice((0, 1)), "s": rng.choice(("a", "longer than sixteen bytes", "é")), "f": rng.choice((0.0, 1.5)),
-                  "b": rng.choice((True, False, None)), "v": rng.choice((1, 2, None)), "ts": 1_000 + 5 * i}  # fmt: skip
+        values = {
+            "k": rng.choice((0, 1)),
+            "s": rng.choice(("a", "longer than sixteen bytes", "é")),
+            "f": rng.choice((0.0, 1.5)),
+            "b": rng.choice((True, False, None)),
+            "v": rng.choice((1, 2, None)),
+            "ts": 1_000 + 5 * i,
+        }
         driver.produce(f"r{i % 3}", rng.randrange(SOURCE_PARTITIONS), values)
     driver.run(rng.randrange, most=4)
     # 0.0 and 1.5 fall into different partitions or into one; take the one with more.
@@ -130,7 +146,16 @@ def with_first(value: Any) -> Callable[[random.Random, str, pa.Array], Any]:
 
 
 def other_type(rng: random.Random, _: str, array: pa.Array) -> Any:
-    types = [pa.int32(), pa.uint8(), pa.float32(), pa.large_binary(), pa.timestamp("ms"), pa.null(), pa.list_(pa.int64()), pa.date64()]
+    types = [
+        pa.int32(),
+        pa.uint8(),
+        pa.float32(),
+        pa.large_binary(),
+        pa.timestamp("ms"),
+        pa.null(),
+        pa.list_(pa.int64()),
+        pa.date64(),
+    ]
     if rng.random() < 0.3:
         return array.dictionary_encode()
     if rng.random() < 0.3 and array.type != pa.large_utf8():
@@ -146,14 +171,20 @@ def without_column(rng: random.Random, block: Block) -> Block | None:
 
 
 def with_more_columns(_: random.Random, block: Block) -> Block | None:
-    return None if block.rows is None else Block(block.header, block.rows.with_column("x.more", np.zeros(len(block.rows), np.int64)))
+    return (
+        None
+        if block.rows is None
+        else Block(block.header, block.rows.with_column("x.more", np.zeros(len(block.rows), np.int64)))
+    )
 
 
 def renamed_column(rng: random.Random, block: Block) -> Block | None:
     if block.rows is None:
         return None
     old = rng.choice(list(block.rows.columns))
-    return Block(block.header, Rows({("w" + n if n == old else n): c for n, c in block.rows.columns.items()}, len(block.rows)))
+    return Block(
+        block.header, Rows({("w" + n if n == old else n): c for n, c in block.rows.columns.items()}, len(block.rows))
+    )
 
 
 def for_another_partition(_: random.Random, block: Block) -> Block | None:
@@ -198,7 +229,11 @@ def row_twice(_: random.Random, block: Block) -> Block | None:
 
 def more_partitions(_: random.Random, block: Block) -> Block | None:
     """Of a node: it has as many as the mesh."""
-    return None if block.header.positions else Block(msgspec.structs.replace(block.header, sender_partitions=1_000), block.rows)
+    return (
+        None
+        if block.header.positions
+        else Block(msgspec.structs.replace(block.header, sender_partitions=1_000), block.rows)
+    )
 
 
 def without_positions(_: random.Random, block: Block) -> Block | None:
@@ -206,7 +241,11 @@ def without_positions(_: random.Random, block: Block) -> Block | None:
 
 
 def with_positions(_: random.Random, block: Block) -> Block | None:
-    return None if block.header.positions else Block(msgspec.structs.replace(block.header, positions=(Position(0, 0, 1, 5),)), block.rows)
+    return (
+        None
+        if block.header.positions
+        else Block(msgspec.structs.replace(block.header, positions=(Position(0, 0, 1, 5),)), block.rows)
+    )
 
 
 def steps(change: Callable[[int, int], tuple[Step, ...]]) -> Remake:
@@ -221,28 +260,52 @@ def steps(change: Callable[[int, int], tuple[Step, ...]]) -> Remake:
 
 HUGE = 2**62
 REMAKES: dict[str, Remake] = {
-    "side 2": header(side=2), "side -1": header(side=-1), "unknown sender": header(sender="nobody"), "empty sender": header(sender=""),
-    "epoch 2": header(epoch=2), "epoch 0": header(epoch=0), "completion": header(kind="completion"), "barrier": header(kind="barrier"),
-    "sequence -1": header(sequence=-1), "sequence 2^62": header(sequence=HUGE), "sequence 2^64-1": header(sequence=2**64 - 1),
-    "partition -1": header(sender_partition=-1), "partition 99": header(sender_partition=99), "no partitions": header(sender_partitions=0),
-    "more partitions than the mesh has": more_partitions, "incarnation -1": header(incarnation=-1), "incarnation 2^63": header(incarnation=2**63),
-    "watermark 2^62": header(watermark=HUGE), "watermark -2^63": header(watermark=-(2**63)),
-    "steps of more rows": steps(lambda at, rows: (Step(at, rows + 1),)), "steps of fewer rows": steps(lambda at, rows: (Step(at, max(1, rows) + 2), Step(at + 1, -3))),
-    "a step later than the block": steps(lambda at, rows: (Step(at + 1, max(1, rows)),)), "a step before all": steps(lambda _, rows: (Step(-1, max(1, rows)),)),
-    "steps out of order": steps(lambda at, rows: (Step(at, rows - 1), Step(at - 1, 1)) if rows > 1 else (Step(at, 7),)), "a step without rows": steps(lambda at, rows: (Step(at - 1, 0), Step(at, max(1, rows)))),
-    "positions missing": without_positions, "positions of a node": with_positions,
+    "side 2": header(side=2),
+    "side -1": header(side=-1),
+    "unknown sender": header(sender="nobody"),
+    "empty sender": header(sender=""),
+    "epoch 2": header(epoch=2),
+    "epoch 0": header(epoch=0),
+    "completion": header(kind="completion"),
+    "barrier": header(kind="barrier"),
+    "sequence -1": header(sequence=-1),
+    "sequence 2^62": header(sequence=HUGE),
+    "sequence 2^64-1": header(sequence=2**64 - 1),
+    "partition -1": header(sender_partition=-1),
+    "partition 99": header(sender_partition=99),
+    "no partitions": header(sender_partitions=0),
+    "more partitions than the mesh has": more_partitions,
+    "incarnation -1": header(incarnation=-1),
+    "incarnation 2^63": header(incarnation=2**63),
+    "watermark 2^62": header(watermark=HUGE),
+    "watermark -2^63": header(watermark=-(2**63)),
+    "steps of more rows": steps(lambda at, rows: (Step(at, rows + 1),)),
+    "steps of fewer rows": steps(lambda at, rows: (Step(at, max(1, rows) + 2), Step(at + 1, -3))),
+    "a step later than the block": steps(lambda at, rows: (Step(at + 1, max(1, rows)),)),
+    "a step before all": steps(lambda _, rows: (Step(-1, max(1, rows)),)),
+    "steps out of order": steps(lambda at, rows: (Step(at, rows - 1), Step(at - 1, 1)) if rows > 1 else (Step(at, 7),)),
+    "a step without rows": steps(lambda at, rows: (Step(at - 1, 0), Step(at, max(1, rows)))),
+    "positions missing": without_positions,
+    "positions of a node": with_positions,
     "position of partition -1": positions(lambda p: msgspec.structs.replace(p, partition=-1)),
     "position of partition 99": positions(lambda p: msgspec.structs.replace(p, partition=99)),
     "position backwards": positions(lambda p: msgspec.structs.replace(p, first=p.next + 1)),
     "position negative": positions(lambda p: msgspec.structs.replace(p, first=-1)),
     "position 2^48": positions(lambda p: msgspec.structs.replace(p, next=1 << 48)),
     "position's watermark": positions(lambda p: msgspec.structs.replace(p, watermark=HUGE)),
-    "column missing": without_column, "column too many": with_more_columns, "column renamed": renamed_column,
-    "column of another type": column(other_type, lambda _: True), "null in a part": column(with_null, is_part),
-    "time too large": column(with_first(2**63 - 1), is_time), "time negative": column(with_first(-5), is_time),
-    "id negative": column(with_first(-1), is_id), "a row twice": row_twice,
-    "another partition's rows": for_another_partition, "wrong hash": wrong_hash, "row outside its positions": outside_its_positions,
-}  # fmt: skip
+    "column missing": without_column,
+    "column too many": with_more_columns,
+    "column renamed": renamed_column,
+    "column of another type": column(other_type, lambda _: True),
+    "null in a part": column(with_null, is_part),
+    "time too large": column(with_first(2**63 - 1), is_time),
+    "time negative": column(with_first(-5), is_time),
+    "id negative": column(with_first(-1), is_id),
+    "a row twice": row_twice,
+    "another partition's rows": for_another_partition,
+    "wrong hash": wrong_hash,
+    "row outside its positions": outside_its_positions,
+}
 
 
 def sealed(header_bytes: bytes, rest: bytes) -> bytes:
@@ -294,7 +357,9 @@ def hostile_bytes(rng: random.Random, data: bytes) -> Iterator[tuple[str, bytes]
         batch = pa.ipc.open_stream(rows).read_next_batch()
         yield "no batch", sealed(head, stream_of([], batch.schema))
         yield "two batches", sealed(head, stream_of([batch, batch], batch.schema))
-        twice = pa.RecordBatch.from_arrays([*batch.columns, batch.columns[0]], [*batch.schema.names, batch.schema.names[0]])
+        twice = pa.RecordBatch.from_arrays(
+            [*batch.columns, batch.columns[0]], [*batch.schema.names, batch.schema.names[0]]
+        )
         yield "a column twice", sealed(head, stream_of([twice], twice.schema))
 
 
@@ -383,7 +448,9 @@ def test_a_host_sets_aside_and_counts(good: Good) -> None:
         sender.flush()
         if rng.random() < 0.1:
             dead = host.dead
-            host = PartitionHost(MESH, PUBLISHED, "j2", partition, NodeStore(disk, partition, Cache(), 1), sender, Durations())
+            host = PartitionHost(
+                MESH, PUBLISHED, "j2", partition, NodeStore(disk, partition, Cache(), 1), sender, Durations()
+            )
             host.dead = dead
             assert host.next_offset("in") == offset
     once = SequenceFilter()  # a restart sends its outbox again
@@ -424,7 +491,12 @@ def test_the_sink_sets_aside_and_counts(good: Good) -> None:
     assert not +unrefused, f"not refused: {dict(+unrefused)}"
     assert sink.counts["dead"] == bad_ones
     assert len(list(broker.topic(topics.dead("m")))) == bad_ones
-    wanted = Counter(key for data in good.out if (rows := decode_block(data).rows) is not None for key in sink.encoder.encode(rows).keys)
+    wanted = Counter(
+        key
+        for data in good.out
+        if (rows := decode_block(data).rows) is not None
+        for key in sink.encoder.encode(rows).keys
+    )
     found = Counter(str(r.key) for _, r in broker.topic(topics.results("m", "q")))
     assert found == wanted
     assert set(found) <= {key for key, _, _ in good.results}
@@ -475,7 +547,17 @@ def test_anything_in_the_control_topic_is_set_aside(good: Good) -> None:
     sender, disk = SimSender(broker), Disk(strict=True)
     host = PartitionHost(MESH, PUBLISHED, "j2", 0, NodeStore(disk, 0, Cache(), 1), sender, Durations())
     plan = encode_control(PUBLISHED)
-    bad = [None, b"", b"\xff\xfe", b"{}", b"[" * 100_000, b'{"kind":"plan","query":"\xff"}', b'{"kind":"tomorrow"}', plan[:-1], good.out[0]]
+    bad = [
+        None,
+        b"",
+        b"\xff\xfe",
+        b"{}",
+        b"[" * 100_000,
+        b'{"kind":"plan","query":"\xff"}',
+        b'{"kind":"tomorrow"}',
+        plan[:-1],
+        good.out[0],
+    ]
     for offset, data in enumerate(bad):
         host.control(offset, data)
     host.control(len(bad), plan)

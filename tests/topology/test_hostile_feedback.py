@@ -1,4 +1,5 @@
-"""Whatever stands for feedback in an input topic, a node refuses it or takes it: no other error, no change by what it refuses, no lost row."""
+"""Whatever stands for feedback in an input topic, a node refuses it or takes it: no other error, no change by what it
+refuses, no lost row."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -12,12 +13,12 @@ from schemas.block import Block, Header, Position, decode_block
 from schemas.errors import BlockError
 from schemas.mesh import FieldType, Stream
 from schemas.rows import Rows
-from topology.cql import parse_query
-from topology.feedback_blocks import changed_tables
-from topology.node import JoinNode
-from topology.plan import build_plan
-from topology.subtuples import LEFT, SHAPE, TICKET, VALUE
-from topology.testing import TopologyDriver
+from topology.join.node import JoinNode
+from topology.plan.plan import build_plan
+from topology.query.cql import parse_query
+from topology.restraint.suspension.border import changed_tables
+from topology.state.lookup import LEFT, SHAPE, TICKET, VALUE
+from topology.testing.driver import TopologyDriver
 
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "z": FieldType.INT64, "ts": FieldType.TIMESTAMP}
 STREAMS = {n: Stream(n, n, FIELDS, "ts", lateness_ms=5) for n in "abcd"}
@@ -34,14 +35,20 @@ def header(**changes: Any) -> Remake:
 
 def column(name: str, change: Callable[[Any], Any]) -> Remake:
     def remake(_: random.Random, block: Block) -> Block | None:
-        return None if block.rows is None else Block(block.header, block.rows.with_column(name, change(block.rows[name])))
+        return (
+            None if block.rows is None else Block(block.header, block.rows.with_column(name, change(block.rows[name])))
+        )
 
     return remake
 
 
 def without(name: str) -> Remake:
     def remake(_: random.Random, block: Block) -> Block | None:
-        return None if block.rows is None else Block(block.header, Rows({n: c for n, c in block.rows.columns.items() if n != name}))
+        return (
+            None
+            if block.rows is None
+            else Block(block.header, Rows({n: c for n, c in block.rows.columns.items() if n != name}))
+        )
 
     return remake
 
@@ -61,14 +68,28 @@ def no_rows(_: random.Random, block: Block) -> Block | None:
 
 
 REMAKES: dict[str, Remake] = {
-    "another sender": header(sender="j9"), "no sender": header(sender=""), "another epoch": header(epoch=7), "side 2": header(side=2),
-    "sequence -1": header(sequence=-1), "partition 9": header(sender_partition=9), "3 partitions": header(sender_partitions=3),
-    "watermark of tomorrow": header(watermark=2**62), "positions": header(positions=(Position(0, 0, 1, 0),)),
-    "a kind of tomorrow": header(kind="barrier"), "shape 99": column(SHAPE, lambda c: c + 99), "shape -2": column(SHAPE, lambda c: c * 0 - 2),
-    "shapes as floats": column(SHAPE, lambda c: c.astype(np.float64)), "signed values": column(VALUE, lambda c: c.astype(np.int64)),
-    "ticket -1": column(TICKET, lambda c: c * 0 - 1), "no ticket": without(TICKET), "no left part": without(LEFT), "no values": without(VALUE),
-    "twice": twice, "empty": empty, "without rows": no_rows,
-}  # fmt: skip
+    "another sender": header(sender="j9"),
+    "no sender": header(sender=""),
+    "another epoch": header(epoch=7),
+    "side 2": header(side=2),
+    "sequence -1": header(sequence=-1),
+    "partition 9": header(sender_partition=9),
+    "3 partitions": header(sender_partitions=3),
+    "watermark of tomorrow": header(watermark=2**62),
+    "positions": header(positions=(Position(0, 0, 1, 0),)),
+    "a kind of tomorrow": header(kind="barrier"),
+    "shape 99": column(SHAPE, lambda c: c + 99),
+    "shape -2": column(SHAPE, lambda c: c * 0 - 2),
+    "shapes as floats": column(SHAPE, lambda c: c.astype(np.float64)),
+    "signed values": column(VALUE, lambda c: c.astype(np.int64)),
+    "ticket -1": column(TICKET, lambda c: c * 0 - 1),
+    "no ticket": without(TICKET),
+    "no left part": without(LEFT),
+    "no values": without(VALUE),
+    "twice": twice,
+    "empty": empty,
+    "without rows": no_rows,
+}
 
 
 def feedback_blocks() -> Iterator[tuple[str, int, list[tuple[int, Block]]]]:
@@ -77,14 +98,18 @@ def feedback_blocks() -> Iterator[tuple[str, int, list[tuple[int, Block]]]]:
     driver = TopologyDriver(PLAN, STREAMS, partitions=PARTITIONS, source_partitions=1, feedback=True)
     for i in range(500):
         stream = rng.choice("abc") if rng.random() < 0.93 else "d"
-        driver.produce(stream, 0, {"k": rng.randrange(3), "m": rng.randrange(3), "z": rng.randrange(6), "ts": 1_000 + 3 * i})
+        driver.produce(
+            stream, 0, {"k": rng.randrange(3), "m": rng.randrange(3), "z": rng.randrange(6), "ts": 1_000 + 3 * i}
+        )
         driver.run(rng.randrange, most=3)
     for (node, partition), log in driver.inputs.items():
         yield node, partition, [(i, decode_block(data)) for i, data in enumerate(log.records)]
 
 
 def about_demand(h: Header, node: str) -> bool:
-    return h.kind in ("suspend", "resume", "release", "resume-done", "poll") or (h.kind == "watermark" and h.sender == PLAN.node(node).target)
+    return h.kind in ("suspend", "resume", "release", "resume-done", "poll") or (
+        h.kind == "watermark" and h.sender == PLAN.node(node).target
+    )
 
 
 def snapshot(node: JoinNode) -> Any:

@@ -9,11 +9,11 @@ import pytest
 from schemas.block import NO_WATERMARK, Block, decode_block
 from schemas.errors import StateError
 from schemas.mesh import FieldType, Stream
-from topology.cql import parse_query
-from topology.ingest import Reading, Router, StreamReader
-from topology.node import JoinNode
-from topology.plan import Plan, build_plan
-from topology.testing import TopologyDriver
+from topology.ingest.reading import Reading, Router, StreamReader
+from topology.join.node import JoinNode
+from topology.plan.plan import Plan, build_plan
+from topology.query.cql import parse_query
+from topology.testing.driver import TopologyDriver
 
 FIELDS = {"k": FieldType.INT64, "s": FieldType.STRING, "ts": FieldType.TIMESTAMP}
 
@@ -65,7 +65,10 @@ def test_a_partition_that_was_never_read_holds_the_watermark() -> None:
 def test_positions_follow_one_another_and_cut_blocks_keep_the_old_time() -> None:
     reader = StreamReader(STREAMS["a"], 1)
     values = [json.dumps({"k": i, "s": "x" * 300, "ts": 1000 + i}).encode() for i in range(4000)]
-    big = build_plan(parse_query("q", "SELECT a.k, a.s FROM a [RANGE 1 SECOND], b [RANGE 1 SECOND] WHERE a.k = b.k", STREAMS), ("a", "b"))
+    big = build_plan(
+        parse_query("q", "SELECT a.k, a.s FROM a [RANGE 1 SECOND], b [RANGE 1 SECOND] WHERE a.k = b.k", STREAMS),
+        ("a", "b"),
+    )
     router = Router(big, big.routes[0], 1, 1, 1)
     router.assign(0, 0)
     sends = router.send(reader.read(0, range(4000), values).rows, reader)
@@ -109,7 +112,9 @@ def test_a_gap_stops_loudly() -> None:
 
 
 def test_a_block_of_an_earlier_incarnation_is_refused_once_a_later_one_was_seen() -> None:
-    text = "SELECT a.k FROM a [RANGE 1 SECOND], b [RANGE 1 SECOND], a [RANGE 1 SECOND] AS c WHERE a.k = b.k AND b.k = c.k"
+    text = (
+        "SELECT a.k FROM a [RANGE 1 SECOND], b [RANGE 1 SECOND], a [RANGE 1 SECOND] AS c WHERE a.k = b.k AND b.k = c.k"
+    )
     three = build_plan(parse_query("q", text, STREAMS), (("a", "b"), "c"))
     driver = TopologyDriver(three, STREAMS, partitions=1, source_partitions=1)
     driver.nodes["j1", 0].incarnation = 5

@@ -1,4 +1,5 @@
-"""Whatever the query, plan, windows, events, interleaving and block sizes: the mesh's results are the oracle's, as ids and as values.
+"""Whatever the query, plan, windows, events, interleaving and block sizes: the mesh's results are the oracle's, as ids
+and as values.
 
 Hypothesis draws everything. A failing case prints its seed and a `@reproduce_failure` line that replays it exactly.
 """
@@ -11,15 +12,20 @@ from hypothesis import HealthCheck, given, settings
 
 from schemas.mesh import FieldType, Stream
 from services.simulation.case import binary_tree
-from topology.cql import parse_query
-from topology.oracle import Event, truth
-from topology.plan import build_plan
-from topology.testing import TopologyDriver
+from topology.oracle.truth import Event, truth
+from topology.plan.plan import build_plan
+from topology.query.cql import parse_query
+from topology.testing.driver import TopologyDriver
 
 FIELDS = {
-    "k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "f": FieldType.FLOAT64,
-    "b": FieldType.BOOL, "v": FieldType.INT64, "ts": FieldType.TIMESTAMP,
-}  # fmt: skip
+    "k": FieldType.INT64,
+    "m": FieldType.INT64,
+    "s": FieldType.STRING,
+    "f": FieldType.FLOAT64,
+    "b": FieldType.BOOL,
+    "v": FieldType.INT64,
+    "ts": FieldType.TIMESTAMP,
+}
 VALUES: dict[str, Any] = {
     "k": [0, 1, 2, 2**53 + 1, -(2**63), None],
     "m": [0, 1, None],
@@ -63,14 +69,29 @@ def cases(draw: st.DrawFn) -> Case:
         for field in draw(st.lists(st.sampled_from(JOINABLE), min_size=1, max_size=2, unique=True)):
             where.append(f"a{left}.{field} = a{right}.{field}")
     extra = [
-        "a0.v > 0", "a1.v IN (1, 2)", "a0.v BETWEEN 0 AND 2", "a0.s LIKE 'a%'", "a1.s IS NOT NULL", "NOT (a0.v = 1 OR a1.v = 2)",
-        "a0.v < a1.v", "(a0.v > 1 OR a1.m IN (0, 1))", "a0.ts <= a1.ts", "a0.k = a0.m", "a1.b",
-    ]  # fmt: skip
+        "a0.v > 0",
+        "a1.v IN (1, 2)",
+        "a0.v BETWEEN 0 AND 2",
+        "a0.s LIKE 'a%'",
+        "a1.s IS NOT NULL",
+        "NOT (a0.v = 1 OR a1.v = 2)",
+        "a0.v < a1.v",
+        "(a0.v > 1 OR a1.m IN (0, 1))",
+        "a0.ts <= a1.ts",
+        "a0.k = a0.m",
+        "a1.b",
+    ]
     where += draw(st.lists(st.sampled_from(extra), max_size=2, unique=True))
     last = aliases[-1]
-    select = draw(st.sampled_from([
-        f"a0.k AS k, {last}.s AS s, a0.v + a1.v AS total", "a0.f, a1.ts AS t, a0.v * 2 - 1 AS x, 'fix' AS y", "*",
-    ]))  # fmt: skip
+    select = draw(
+        st.sampled_from(
+            [
+                f"a0.k AS k, {last}.s AS s, a0.v + a1.v AS total",
+                "a0.f, a1.ts AS t, a0.v * 2 - 1 AS x, 'fix' AS y",
+                "*",
+            ]
+        )
+    )
     sources = ", ".join(f"{s} [RANGE {w} MS] AS {a}" for s, w, a in zip(streams, windows, aliases, strict=True))
     text = f"SELECT {select} FROM {sources} WHERE {' AND '.join(where)}"
     count = draw(st.integers(0, 14 * n if n < 4 else 9 * n))
@@ -84,8 +105,13 @@ def cases(draw: st.DrawFn) -> Case:
             f: draw(st.sampled_from(choices[:2] if few and f in JOINABLE else choices)) for f, choices in VALUES.items()
         }
         back = draw(st.sampled_from([0, 0, 0, 2, 15, 60]))
-        events.append((draw(st.sampled_from(sorted(set(streams)))), draw(st.integers(0, source_partitions - 1)),
-                       {**values, "ts": max(1, time - back)}))  # fmt: skip
+        events.append(
+            (
+                draw(st.sampled_from(sorted(set(streams)))),
+                draw(st.integers(0, source_partitions - 1)),
+                {**values, "ts": max(1, time - back)},
+            )
+        )
     return Case(
         text=text,
         lateness={s: draw(st.sampled_from([0, 10, 50])) for s in set(streams)},
@@ -116,7 +142,10 @@ def test_two_plans_of_one_query_give_the_same_keys_and_values() -> None:
 
     rng = random.Random(5)
     streams = {n: Stream(n, n, FIELDS, "ts", lateness_ms=20) for n in NAMES[:3]}
-    text = "SELECT a.v, c.s AS s FROM r0 [RANGE 40 MS] AS a, r1 [RANGE 90 MS] AS b, r2 [RANGE 200 MS] AS c WHERE a.k = b.k AND b.s = c.s"
+    text = (
+        "SELECT a.v, c.s AS s FROM r0 [RANGE 40 MS] AS a, r1 [RANGE 90 MS] AS b, r2 [RANGE 200 MS] AS c WHERE a.k = b.k"
+        " AND b.s = c.s"
+    )
     query = parse_query("q", text, streams)
     events = []
     for i in range(400):

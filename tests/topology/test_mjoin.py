@@ -1,4 +1,5 @@
-"""An M-Join by itself: it goes on after a restart as if nothing had been, forgets in time, refuses what is wrong, and its paths save work."""
+"""An M-Join by itself: it goes on after a restart as if nothing had been, forgets in time, refuses what is wrong, and
+its paths save work."""
 
 import random
 from collections import Counter
@@ -9,19 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import topology.half_join
-import topology.routing
+import topology.join.half_join
+import topology.join.routing
 from schemas.block import Block, decode_block, encode_block
 from schemas.errors import BlockError
 from schemas.mesh import FieldType, Routing, Stream
-from topology.cql import parse_query
-from topology.mjoin import MultiJoin
-from topology.oracle import Event, truth
-from topology.partition import Effects, Memo
-from topology.plan import Plan, build_plan
-from topology.routing import EXPLORE_EVERY, MEASURED_MOST, PathsMemo, Router
-from topology.state import MemoryStore
-from topology.testing import TopologyDriver
+from topology.join.mjoin import MultiJoin
+from topology.join.partition import Effects, Memo
+from topology.join.routing import EXPLORE_EVERY, MEASURED_MOST, PathsMemo, Router
+from topology.oracle.truth import Event, truth
+from topology.plan.plan import Plan, build_plan
+from topology.query.cql import parse_query
+from topology.state.window_state import MemoryStore
+from topology.testing.driver import TopologyDriver
 
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "ts": FieldType.TIMESTAMP}
 STREAMS = {n: Stream(n, n, FIELDS, "ts", lateness_ms=10) for n in "abcd"}
@@ -43,7 +44,12 @@ def drive(
         stream = rng.choice("abcd")
         if stream == rare and rng.random() > keep:
             continue
-        row: dict[str, Any] = {"k": rng.randrange(12), "m": rng.randrange(3), "s": "x" * rng.randrange(2), "ts": 1_000 + i - rng.randrange(8)}
+        row: dict[str, Any] = {
+            "k": rng.randrange(12),
+            "m": rng.randrange(3),
+            "s": "x" * rng.randrange(2),
+            "ts": 1_000 + i - rng.randrange(8),
+        }
         events.append(Event(stream, 0, driver.produce(stream, 0, row), row))
         if i % 3 == 0:
             driver.run(rng.randrange)
@@ -82,13 +88,17 @@ def test_after_any_restart_it_goes_on_as_if_nothing_had_been(routing: Routing, f
 def content(data: bytes) -> tuple[Any, ...]:
     """A block but for the order of its rows, which is that of the segments."""
     block = decode_block(data)
-    rows = [] if block.rows is None else sorted(zip(*(np.asarray(c).tolist() for _, c in sorted(block.rows.columns.items())), strict=True))
+    rows = (
+        []
+        if block.rows is None
+        else sorted(zip(*(np.asarray(c).tolist() for _, c in sorted(block.rows.columns.items())), strict=True))
+    )
     return block.header, rows
 
 
 @pytest.mark.parametrize(("routing", "feedback"), MODES)
 def test_pieces_of_any_size_give_the_same(routing: Routing, feedback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topology.half_join, "COMPOSITES_AT_ONCE", 2)
+    monkeypatch.setattr(topology.join.half_join, "COMPOSITES_AT_ONCE", 2)
     driver, events = drive(PLAN, routing, feedback, seed=3, count=300, keep=1)
     assert {key: (value, at) for key, value, at in driver.results} == truth(QUERY, STREAMS, events)
     assert len({key for key, _, _ in driver.results}) == len(driver.results) > 50
@@ -116,11 +126,14 @@ def test_feedback_saves_composites() -> None:
 
 
 def test_an_eddy_finds_the_selective_input_by_itself() -> None:
-    """d is rare but written last: a fixed path meets it last, an Eddy first. Where the written order is the best already, looking around costs a little."""
+    """d is rare but written last: a fixed path meets it last, an Eddy first. Where the written order is the best
+    already, looking around costs a little."""
     made: Counter[str] = Counter()
     for rare in "dab":
         for routing in ("fixed", "eddy"):
-            made[rare + routing] = the_node(drive(PLAN, routing, False, rare=rare, count=2_000, keep=0.02)[0]).paths.composites
+            made[rare + routing] = the_node(
+                drive(PLAN, routing, False, rare=rare, count=2_000, keep=0.02)[0]
+            ).paths.composites
     print(made)
     assert made["deddy"] < 0.5 * made["dfixed"]
     assert made["beddy"] < 0.5 * made["bfixed"]
@@ -154,10 +167,18 @@ def test_it_refuses_what_does_not_belong_here() -> None:
     block = next(b for b in blocks if b.header.sender == "c")
     assert block.rows is not None
     changed = [
-        (block.header, block.rows.with_column("c.m", pa.array([None] * len(block.rows), pa.int64())), "column c.m holds nulls"),
+        (
+            block.header,
+            block.rows.with_column("c.m", pa.array([None] * len(block.rows), pa.int64())),
+            "column c.m holds nulls",
+        ),
         (msgspec.structs.replace(block.header, side=4), block.rows, "for side 4, there are 0, 1, 2 and 3"),
         (msgspec.structs.replace(block.header, side=1), block.rows, "sent by 'c', but this side is fed by 'b'"),
-        (msgspec.structs.replace(block.header, kind="suspend"), block.rows, "of kind 'suspend', which nothing sends yet"),
+        (
+            msgspec.structs.replace(block.header, kind="suspend"),
+            block.rows,
+            "of kind 'suspend', which nothing sends yet",
+        ),
         (msgspec.structs.replace(block.header, kind="watermark", sender="j2", positions=()), None, "sent by 'j2'"),
     ]
     before = msgspec.msgpack.encode(node.memo)

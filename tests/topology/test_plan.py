@@ -1,6 +1,7 @@
 """Plans: the tree's text, what each node joins on and carries, and every refusal.
 
-`tests/plans/describe.txt` holds cases of `query, tree ---- description`; `pytest --rewrite` renews what stands behind the dashes.
+`tests/plans/describe.txt` holds cases of `query, tree ---- description`; `pytest --rewrite` renews what stands behind
+the dashes.
 """
 
 from collections.abc import Iterator
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 
 from schemas.errors import PlanError
 from schemas.mesh import FieldType, Stream
-from topology.cql import parse_query
-from topology.expression import Column, columns_of
-from topology.plan import Plan, Tree, build_plan, describe, duration_text, parse_tree, tree_aliases, tree_text
-from topology.planner import Statistics
-from topology.query import Query
+from topology.plan.plan import Plan, Tree, build_plan, describe, duration_text, parse_tree, tree_aliases, tree_text
+from topology.plan.planner import Statistics
+from topology.query.cql import parse_query
+from topology.query.expression import Column, columns_of
+from topology.query.query import Query
 
 FIELDS = {"id": "int64", "x": "int64", "y": "int64", "v": "float64", "s": "string", "ts": "timestamp"}
 STREAMS = {
@@ -41,18 +42,32 @@ def names(columns: tuple[Column, ...]) -> str:
 
 def test_tree_text_and_back() -> None:
     four = query("a.x = b.x AND b.x = c.x AND c.x = d.x", sources="a b c d")
-    for text in ("(((a b) c) d)", "((a b) (c d))", "(a (b (c d)))", "((d a) (c b))", "(a b c d)", "((a b c) d)", "(d (b c) a)"):
+    for text in (
+        "(((a b) c) d)",
+        "((a b) (c d))",
+        "(a (b (c d)))",
+        "((d a) (c b))",
+        "(a b c d)",
+        "((a b c) d)",
+        "(d (b c) a)",
+    ):
         assert tree_text(parse_tree(text, four)) == text
     assert parse_tree(" ( (a,b)\n c)", CHAIN) == (("a", "b"), "c")
 
 
 def test_trees_may_name_streams() -> None:
-    text = "SELECT o.v FROM orders [RANGE 1 DAY] AS o, payments [RANGE 1 DAY] AS p, orders [RANGE 1 DAY] AS o2 WHERE o.x = p.x AND p.x = o2.x"
+    text = (
+        "SELECT o.v FROM orders [RANGE 1 DAY] AS o, payments [RANGE 1 DAY] AS p, orders [RANGE 1 DAY] AS o2 WHERE o.x ="
+        " p.x AND p.x = o2.x"
+    )
     named = parse_query("q", text, STREAMS)
     assert parse_tree("((o payments) o2)", named) == (("o", "p"), "o2")
     with pytest.raises(PlanError) as caught:
         parse_tree("((orders payments) o2)", named)
-    assert str(caught.value) == "plan of q: `((orders payments) o2)` names stream orders, which stands in FROM as o and o2; use those names"
+    assert (
+        str(caught.value)
+        == "plan of q: `((orders payments) o2)` names stream orders, which stands in FROM as o and o2; use those names"
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,8 +78,10 @@ def test_trees_may_name_streams() -> None:
         ("((a b) c", "`((a b) c` ends too early: a `)` or a name is missing; write for example ((a b) c)"),
         (
             "(a c b)",
-            "`(a c b)` joins 3 inputs in one node, but no column of each equals one of every other, so their rows would not meet in one partition; "
-            "write ((a b) c) instead",
+            (
+                "`(a c b)` joins 3 inputs in one node, but no column of each equals one of every other, so their rows"
+                " would not meet in one partition; write ((a b) c) instead"
+            ),
         ),
         ("((a) c)", "`((a) c)` has a `)` where a name was expected; write for example ((a b) c)"),
         ("((a b) ", "`((a b) ` ends too early: a `)` or a name is missing; write for example ((a b) c)"),
@@ -97,8 +114,10 @@ def test_nodes_keys_and_columns_of_a_chain() -> None:
     assert names(j2.columns) == "a.s c.id"
     assert [len(n.residuals) for n in plan.nodes] == [1, 1]
     assert [(r.alias, r.node, r.side, names(r.non_null)) for r in plan.routes] == [
-        ("a", "j1", 0, "a.x"), ("b", "j1", 1, "b.x b.y"), ("c", "j2", 1, "c.y")
-    ]  # fmt: skip
+        ("a", "j1", 0, "a.x"),
+        ("b", "j1", 1, "b.x b.y"),
+        ("c", "j2", 1, "c.y"),
+    ]
     assert [len(r.selection) for r in plan.routes] == [0, 1, 0]
     assert (j1.left.is_source, j2.left.is_source, j2.left.name, j2.left.aliases) == (True, False, "j1", ("a", "b"))
 
@@ -107,8 +126,10 @@ def test_bushy_plans_and_several_keys() -> None:
     asked = query("a.x = b.x AND a.y = b.y AND c.x = d.x AND b.x = c.x AND a.s = d.s", "b.id", "a b c d")
     plan = build_plan(asked, (("b", "a"), ("c", "d")))
     assert [(n.id, names(n.left.key), names(n.right.key), n.target, n.target_side) for n in plan.nodes] == [
-        ("j1", "b.x b.y", "a.x a.y", "j3", 0), ("j2", "c.x", "d.x", "j3", 1), ("j3", "a.s a.x", "d.s c.x", "out", 0)
-    ]  # fmt: skip
+        ("j1", "b.x b.y", "a.x a.y", "j3", 0),
+        ("j2", "c.x", "d.x", "j3", 1),
+        ("j3", "a.s a.x", "d.s c.x", "out", 0),
+    ]
     assert plan.root.aliases == ("a", "b", "c", "d")
     assert plan.nodes[0].aliases == ("a", "b")
     assert names(plan.root.columns) == "b.id"
@@ -160,7 +181,11 @@ def check(plan: Plan) -> None:
     assert [node.id for node in plan.nodes] == [f"j{i}" for i in range(1, len(plan.nodes) + 1)]
     assert sum(len(node.inputs) - 1 for node in plan.nodes) == len(asked.sources) - 1
     assert sorted(map(str, (r for n in plan.nodes for r in n.residuals))) == sorted(map(str, asked.residuals))
-    met = [members for node in plan.nodes for members in (*zip(*(side.key for side in node.inputs), strict=True), *node.equal)]
+    met = [
+        members
+        for node in plan.nodes
+        for members in (*zip(*(side.key for side in node.inputs), strict=True), *node.equal)
+    ]
     joined = {frozenset(pair) for members in met for pair in combinations(members, 2)}
     for members in asked.equal:  # the keys of all nodes together imply every class
         reached = {members[0]}
@@ -172,7 +197,11 @@ def check(plan: Plan) -> None:
         assert {len(side.key) for side in node.inputs} == {len(node.left.key)} != {0}
         assert not node.equal or node.is_flat
         for side in node.inputs:
-            own = {c for c in (*node.columns, *(c for r in node.residuals for c in columns_of(r))) if c.alias in side.aliases}
+            own = {
+                c
+                for c in (*node.columns, *(c for r in node.residuals for c in columns_of(r)))
+                if c.alias in side.aliases
+            }
             assert set(side.columns) == own | set(side.key) | set(side.linked)
             assert set(side.linked) == {c for members in node.equal for c in members if c.alias in side.aliases}
             assert list(side.columns) == sorted(side.columns)
@@ -201,7 +230,9 @@ def test_descriptions(request: pytest.FixtureRequest) -> None:
     for case in GOLDEN.read_text(encoding="utf-8").split("\n====\n"):
         asked = case.split("\n----", 1)[0]
         *lines, tree = asked.split("\n")
-        statistics = Statistics({"orders": 100, "payments": 90, "shipments": 50}) if tree.endswith(" with statistics") else None
+        statistics = (
+            Statistics({"orders": 100, "payments": 90, "shipments": 50}) if tree.endswith(" with statistics") else None
+        )
         parsed = parse_query("paid", "\n".join(lines), STREAMS)
         plan = build_plan(parsed, parse_tree(tree.removesuffix(" with statistics"), parsed))
         renewed.append(f"{asked}\n----\n{describe(plan, 'shop', statistics)}")

@@ -1,4 +1,5 @@
-"""The planner: the default order, the cost model on cases worked by hand, and that dynamic programming finds the best tree.
+"""The planner: the default order, the cost model on cases worked by hand, and that dynamic programming finds the best
+tree.
 
 `tests/plans/order_joins.txt` and `tests/plans/infer.txt` hold cases as `what is given ---- what comes out`.
 """
@@ -11,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from schemas.mesh import FieldType, Stream
-from topology.cql import parse_query
-from topology.expression import to_text
-from topology.plan import Tree, build_plan, tree_aliases, tree_text
-from topology.planner import Statistics, choose_tree
-from topology.planner.cost import HELD_ROW_COST, estimate
-from topology.query import Query
+from topology.plan.plan import Tree, build_plan, tree_aliases, tree_text
+from topology.plan.planner import Statistics, choose_tree
+from topology.plan.planner.cost import HELD_ROW_COST, estimate
+from topology.query.cql import parse_query
+from topology.query.expression import to_text
+from topology.query.query import Query
 
 FIELDS = {"id": "int64", "x": "int64", "y": "int64", "z": "int64", "v": "float64", "ts": "timestamp"}
 STREAMS = {name: Stream(name, name, {f: FieldType(k) for f, k in FIELDS.items()}, "ts") for name in "abcdefghij"}
@@ -71,7 +72,11 @@ def test_unknown_statistics_are_guessed() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "distinct", "message"),
-    [({"a": -1.0}, {}, "the rate of a is -1.0"), ({}, {"a.x": 0.0}, "a.x has 0.0 distinct values"), ({"a": float("nan")}, {}, "the rate of a is nan")],
+    [
+        ({"a": -1.0}, {}, "the rate of a is -1.0"),
+        ({}, {"a.x": 0.0}, "a.x has 0.0 distinct values"),
+        ({"a": float("nan")}, {}, "the rate of a is nan"),
+    ],
 )
 def test_nonsense_is_refused(rates: dict[str, float], distinct: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -103,8 +108,12 @@ def cost(asked: Query, tree: Tree, known: Statistics) -> float:
     return sum(estimate(asked, tree_aliases(side), known).cost + cost(asked, side, known) for side in inner)
 
 
-SHAPES = ["a.x = b.x AND b.y = c.y AND c.z = d.z AND d.id = e.id", "a.x = b.x AND a.y = c.y AND a.z = d.z AND a.id = e.id",
-          "a.x = b.x AND b.y = c.y AND c.z = d.z AND d.id = e.id AND e.x = a.y", "a.x = b.x AND b.x = c.x AND c.x = d.x AND d.x = e.x AND a.v < e.v"]  # fmt: skip
+SHAPES = [
+    "a.x = b.x AND b.y = c.y AND c.z = d.z AND d.id = e.id",
+    "a.x = b.x AND a.y = c.y AND a.z = d.z AND a.id = e.id",
+    "a.x = b.x AND b.y = c.y AND c.z = d.z AND d.id = e.id AND e.x = a.y",
+    "a.x = b.x AND b.x = c.x AND c.x = d.x AND d.x = e.x AND a.v < e.v",
+]
 
 
 @pytest.mark.parametrize("where", SHAPES)
@@ -113,7 +122,8 @@ def test_the_tree_chosen_is_the_cheapest_of_all(where: str, seed: int) -> None:
     draw = random.Random(seed)
     asked = query(where, " ".join(f"{s}:{draw.choice([0, 1, 60, 3600])}" for s in "abcde"))
     known = Statistics(
-        {s: draw.choice([1, 50, 2_000]) for s in "abcde"}, {f"{s}.{f}": draw.choice([2, 300, 40_000]) for s in "abcde" for f in FIELDS}
+        {s: draw.choice([1, 50, 2_000]) for s in "abcde"},
+        {f"{s}.{f}": draw.choice([2, 300, 40_000]) for s in "abcde" for f in FIELDS},
     )
     chosen = choose_tree(asked, known)
     build_plan(asked, chosen)
@@ -141,7 +151,9 @@ def test_order_joins(given: str, expected: str) -> None:
     parts = dict(line.split(" ", 1) for line in lines)
     known = None
     if "rates" in parts or "distinct" in parts:
-        read = [{k: float(v) for k, v in (w.split("=") for w in parts.get(p, "").split())} for p in ("rates", "distinct")]
+        read = [
+            {k: float(v) for k, v in (w.split("=") for w in parts.get(p, "").split())} for p in ("rates", "distinct")
+        ]
         known = Statistics(*read)
     assert tree_text(choose_tree(query(parts["where"], parts["from"]), known)) == expected
 

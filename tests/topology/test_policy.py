@@ -5,13 +5,13 @@ import pytest
 
 from schemas.block import NO_WATERMARK
 from schemas.rows import U64
-from topology import policy
-from topology.demand import NO_PARTNER, NOT_WANTED, Demand
-from topology.detection import are_few, kinds, repeats
-from topology.policy import FILLED_LEAST, LOOK_BLOCKS, PERIOD_BLOCKS, PERIODS_LEAST, Weighed
-from topology.shapes import Shape
-from topology.subtuples import entries_of
-from topology.window import COMPLETE
+from topology.plan.shapes import Shape
+from topology.restraint.suspension import policy
+from topology.restraint.suspension.demand import NO_PARTNER, NOT_WANTED, Demand
+from topology.restraint.suspension.detection import are_few, kinds, repeats
+from topology.restraint.suspension.policy import FILLED_LEAST, LOOK_BLOCKS, PERIOD_BLOCKS, PERIODS_LEAST, Weighed
+from topology.state.lookup import entries_of
+from topology.state.window import COMPLETE
 
 SHAPES = 4
 BLOCK = 8_000  # rows
@@ -22,7 +22,8 @@ def values(count: int, of: int) -> U64:
 
 
 def look(weighed: Weighed, useless: int, of: int, rows: int = BLOCK, filled: float = 1.0) -> bool:
-    """A block comes; if it is looked at, the lattice finds so many rows useless, with values out of so many. Whether the side begins or ceases to speak."""
+    """A block comes; if it is looked at, the lattice finds so many rows useless, with values out of so many. Whether
+    the side begins or ceases to speak."""
     if weighed.takes(rows, SHAPES):
         sample = min(rows, 2_000)
         found = sample * useless // rows
@@ -63,7 +64,8 @@ def test_what_is_asked_for_again_within_a_window_is_not_saved() -> None:
 
 
 def test_what_has_no_partner_while_windows_fill_may_find_one() -> None:
-    """A tenth of the rows has a partner after a tenth of the window: most will have one. A hundredth of few values after a sixtieth: nobody knows yet."""
+    """A tenth of the rows has a partner after a tenth of the window: most will have one. A hundredth of few values
+    after a sixtieth: nobody knows yet."""
     assert not look(Weighed(), useless=BLOCK * 9 // 10, of=2_000, filled=0.1)
     assert look(Weighed(), useless=BLOCK * 999 // 1000, of=2_000, filled=0.1)
     assert not look(Weighed(), useless=BLOCK, of=50, filled=1 / 60)
@@ -92,7 +94,8 @@ def speaking() -> Weighed:
 
 
 def periods(weighed: Weighed, count: int, spared_a_block: int) -> int:
-    """How many periods a side that speaks goes on, of at most so many, if its producer leaves out so many pairs with each block."""
+    """How many periods a side that speaks goes on, of at most so many, if its producer leaves out so many pairs with
+    each block."""
     avoided = weighed.avoided[0]
     for period in range(count):
         for _ in range(PERIOD_BLOCKS):

@@ -1,7 +1,9 @@
-"""A node that is started again from what it stored goes on as if nothing had been: the same sends, step by step, with feedback and heralds.
+"""A node that is started again from what it stored goes on as if nothing had been: the same sends, step by step, with
+feedback and heralds.
 
-Receivers drop what they have by sequence, so a node that would send other rows under a number it has used loses them. The inputs are those of the drawn cases of feedback; each node's log is stepped through twice, once
-with restarts at drawn moments. A failing seed prints itself.
+Receivers drop what they have by sequence, so a node that would send other rows under a number it has used loses them.
+The inputs are those of the drawn cases of feedback; each node's log is stepped through twice, once with restarts at
+drawn moments. A failing seed prints itself.
 """
 
 import random
@@ -16,23 +18,40 @@ from schemas.block import decode_block
 from schemas.rows import Rows
 from tests.drawn import check_often, say
 from tests.topology import test_feedback_equals_oracle as drawn
-from topology.mjoin import open_node
-from topology.partition import Effects, Memo, Partition
-from topology.state import MemoryStore
-from topology.testing import TopologyDriver
+from topology.join.mjoin import open_node
+from topology.join.partition import Effects, Memo, Partition
+from topology.state.window_state import MemoryStore
+from topology.testing.driver import TopologyDriver
 
 SEEDS, CHUNK = 160, 40
-AT_LEAST = {"restarts": 4_000, "steps": 20_000, "values suspended": 300, "composites not made for want of a herald": 600}
+AT_LEAST = {
+    "restarts": 4_000,
+    "steps": 20_000,
+    "values suspended": 300,
+    "composites not made for want of a herald": 600,
+}
 done: Counter[str] = Counter()
 
 
-def stepped(made: Partition, driver: TopologyDriver, key: tuple[str, int], settings: dict[str, Any], restarts: random.Random | None, stores: list[MemoryStore]) -> list[Any]:
+def stepped(
+    made: Partition,
+    driver: TopologyDriver,
+    key: tuple[str, int],
+    settings: dict[str, Any],
+    restarts: random.Random | None,
+    stores: list[MemoryStore],
+) -> list[Any]:
     """What the node sends, step by step."""
     node, sent, tables = made, [], dict[str, bytes]()
     for offset, data in enumerate(driver.inputs[key].records[: driver.inputs[key].read]):
         effects: Effects = node.step(offset, decode_block(data, node.reads))
         tables |= effects.tables
-        sent.append([(send.target, send.partition, send.back, send.block.header, content(send.block.rows)) for send in effects.sends])
+        sent.append(
+            [
+                (send.target, send.partition, send.back, send.block.header, content(send.block.rows))
+                for send in effects.sends
+            ]
+        )
         if restarts is not None and restarts.random() < 0.2:
             memo = msgspec.msgpack.decode(msgspec.msgpack.encode(node.memo), type=Memo)
             node = open_node(driver.plan, *key, driver.partitions, stores=stores, memo=memo, **settings)
@@ -44,7 +63,11 @@ def stepped(made: Partition, driver: TopologyDriver, key: tuple[str, int], setti
 
 def content(rows: Rows | None) -> Any:
     """Rows as a set: their order within a block says nothing."""
-    return None if rows is None else (list(rows.columns), sorted(map(repr, zip(*(list(c) for c in rows.columns.values()), strict=True))))
+    return (
+        None
+        if rows is None
+        else (list(rows.columns), sorted(map(repr, zip(*(list(c) for c in rows.columns.values()), strict=True))))
+    )
 
 
 def check(seed: int) -> None:
@@ -65,11 +88,21 @@ def check(seed: int) -> None:
             sides = len(node.states) + len(node.told)
             stores = [[MemoryStore() for _ in range(sides)] for _ in range(2)]
             runs = [
-                stepped(open_node(driver.plan, *key, driver.partitions, stores=s, **settings), driver, key, settings, restarts, s)
+                stepped(
+                    open_node(driver.plan, *key, driver.partitions, stores=s, **settings),
+                    driver,
+                    key,
+                    settings,
+                    restarts,
+                    s,
+                )
                 for s, restarts in zip(stores, (None, random.Random(f"{seed} {key}")), strict=True)
             ]
             differ = next((k for k, (one, two) in enumerate(zip(*runs, strict=True)) if one != two), None)
-            assert differ is None, f"seed {seed}: {key[0]} partition {key[1]} sends something else at offset {differ} when it is started again before"
+            assert differ is None, (
+                f"seed {seed}: {key[0]} partition {key[1]} sends something else at offset {differ} when it is started"
+                " again before"
+            )
         return found
 
     run_case = drawn.run_case

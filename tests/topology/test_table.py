@@ -1,4 +1,5 @@
-"""A static table at the edge: which records count, what is broken, how it is told to join nodes, and that the audit reads records the same way."""
+"""A static table at the edge: which records count, what is broken, how it is told to join nodes, and that the audit
+reads records the same way."""
 
 import json
 from typing import Any
@@ -6,22 +7,24 @@ from typing import Any
 import msgspec
 import pytest
 
-import topology.table as table_module
+import topology.ingest.table as table_module
 from schemas.block import NO_WATERMARK, Block
 from schemas.errors import BlockError
 from schemas.mesh import FieldType, Stream
 from schemas.rows import Rows
-from topology.cql import parse_query
-from topology.held import describe_state
-from topology.ingest import Reading, Router, StreamReader
-from topology.node import JoinNode
-from topology.plan import Plan, build_plan, describe
-from topology.planner import Statistics, choose_tree
-from topology.table import TableReader
-from topology.testing import TopologyDriver
-from topology.window import COMPLETE, OFFSET_MASK
+from topology.ingest.reading import Reading, Router, StreamReader
+from topology.ingest.table import TableReader
+from topology.join.held import describe_state
+from topology.join.node import JoinNode
+from topology.plan.plan import Plan, build_plan, describe
+from topology.plan.planner import Statistics, choose_tree
+from topology.query.cql import parse_query
+from topology.state.window import COMPLETE, OFFSET_MASK
+from topology.testing.driver import TopologyDriver
 
-USERS = Stream("users", "users", {"id": FieldType.INT64, "name": FieldType.STRING, "since": FieldType.TIMESTAMP}, "", table="id")
+USERS = Stream(
+    "users", "users", {"id": FieldType.INT64, "name": FieldType.STRING, "since": FieldType.TIMESTAMP}, "", table="id"
+)
 NAMES = Stream("names", "names", {"name": FieldType.STRING, "n": FieldType.INT64}, "", table="name")
 ORDERS = Stream("orders", "orders", {"id": FieldType.INT64, "name": FieldType.STRING, "ts": FieldType.TIMESTAMP}, "ts")
 STREAMS = {s.name: s for s in (USERS, NAMES, ORDERS)}
@@ -45,22 +48,37 @@ def row(**values: Any) -> bytes:
 def loaded(reader: TableReader, stream: Stream) -> dict[int, Any]:
     rows = reader.load(0)
     assert rows["@"].tolist() == [0] * len(rows)
-    return dict(zip((rows["#"] & OFFSET_MASK).tolist(), rows[str(stream.table)].tolist() if len(rows) else [], strict=True))
+    return dict(
+        zip((rows["#"] & OFFSET_MASK).tolist(), rows[str(stream.table)].tolist() if len(rows) else [], strict=True)
+    )
 
 
 @pytest.mark.parametrize("fold", [1, 3, 100_000])
 def test_the_last_record_of_each_key_counts_however_they_come(fold: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "FOLD_ROWS", fold)
     records: list[tuple[bytes | None, bytes | None]] = [
-        (row(id=1), None), (row(id=2), None), (None, b"1"), (row(id=3), None), (row(id=2, name="b"), None), (row(id=1), b"not looked at"),
-        (None, b"3"), (None, b"9"), (row(id=-4), None), (None, b"-4"), (None, b"-4"), (row(id=2**63 - 1), None), (None, b"9223372036854775806"),
-    ]  # fmt: skip
+        (row(id=1), None),
+        (row(id=2), None),
+        (None, b"1"),
+        (row(id=3), None),
+        (row(id=2, name="b"), None),
+        (row(id=1), b"not looked at"),
+        (None, b"3"),
+        (None, b"9"),
+        (row(id=-4), None),
+        (None, b"-4"),
+        (None, b"-4"),
+        (row(id=2**63 - 1), None),
+        (None, b"9223372036854775806"),
+    ]
     for size in (1, 2, 5, len(records)):
         reader = reader_of(USERS, len(records))
         for at in range(0, len(records), size):
             piece = records[at : at + size]
             offsets = list(range(at, at + len(piece)))
-            read = reader.read(0, offsets, [value for value, _ in piece], {o: key for o, (_, key) in zip(offsets, piece, strict=True)})
+            read = reader.read(
+                0, offsets, [value for value, _ in piece], {o: key for o, (_, key) in zip(offsets, piece, strict=True)}
+            )
             assert (len(read.rows), read.late, read.broken) == (0, [], [])
             assert reader.watermark(0) == NO_WATERMARK
         assert loaded(reader, USERS) == {4: 2, 5: 1, 11: 2**63 - 1}
@@ -77,16 +95,42 @@ def test_text_keys_and_an_empty_table() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "stream"),
     [
-        (None, None, USERS), (b"", None, USERS), (b"x", None, USERS), (b"01", None, USERS), (b" 1", None, USERS), (b"1.0", None, USERS), (b"+1", None, USERS),
-        (b"9223372036854775808", None, USERS), (b"1" * 5000, None, USERS), (b"1\n", None, USERS), ("١".encode(), None, USERS), (b"-9223372036854775808", None, USERS), (b"-0", None, USERS),
-        (b"\xff", None, NAMES), (b"", None, NAMES), (b"any", None, NAMES), (None, None, NAMES),
-        (b"1", b"", USERS), (b"1", b"{}", USERS), (b"1", b'{"id": null}', USERS), (b"1", b'{"id": 1.0}', USERS), (b"1", b'{"id": 0}', USERS), (None, b'{"id": -5, "since": -5}', USERS),
-        (b"1", b'{"id": 1, "since": "yesterday"}', USERS), (b"1", b'{"id": 1, "since": "2024-05-01T10:00:00Z"}', USERS), (b"1", b'{"id": null, "id": 2}', USERS), (b"1", b'{"id": 1, "id": null}', USERS),
-        (b"1", b'{"name": ""}', NAMES), (b"1", b'{"name": "\\ud800"}', NAMES), (b"1", b'{"name": 5}', NAMES),
+        (None, None, USERS),
+        (b"", None, USERS),
+        (b"x", None, USERS),
+        (b"01", None, USERS),
+        (b" 1", None, USERS),
+        (b"1.0", None, USERS),
+        (b"+1", None, USERS),
+        (b"9223372036854775808", None, USERS),
+        (b"1" * 5000, None, USERS),
+        (b"1\n", None, USERS),
+        ("١".encode(), None, USERS),
+        (b"-9223372036854775808", None, USERS),
+        (b"-0", None, USERS),
+        (b"\xff", None, NAMES),
+        (b"", None, NAMES),
+        (b"any", None, NAMES),
+        (None, None, NAMES),
+        (b"1", b"", USERS),
+        (b"1", b"{}", USERS),
+        (b"1", b'{"id": null}', USERS),
+        (b"1", b'{"id": 1.0}', USERS),
+        (b"1", b'{"id": 0}', USERS),
+        (None, b'{"id": -5, "since": -5}', USERS),
+        (b"1", b'{"id": 1, "since": "yesterday"}', USERS),
+        (b"1", b'{"id": 1, "since": "2024-05-01T10:00:00Z"}', USERS),
+        (b"1", b'{"id": null, "id": 2}', USERS),
+        (b"1", b'{"id": 1, "id": null}', USERS),
+        (b"1", b'{"name": ""}', NAMES),
+        (b"1", b'{"name": "\\ud800"}', NAMES),
+        (b"1", b'{"name": 5}', NAMES),
     ],
     ids=lambda v: repr(v)[:30] if not isinstance(v, Stream) else v.name,
-)  # fmt: skip
-def test_the_audit_reads_records_of_a_table_the_same_way(key: bytes | None, value: bytes | None, stream: Stream) -> None:
+)
+def test_the_audit_reads_records_of_a_table_the_same_way(
+    key: bytes | None, value: bytes | None, stream: Stream
+) -> None:
     from services.audit.decode import Broken, table_decoder
 
     reader = reader_of(stream, 2)
@@ -154,7 +198,9 @@ def test_a_table_row_with_a_time_and_an_event_without_one_are_refused() -> None:
 
 
 def test_a_join_of_tables_holds_nothing_once_both_are_complete() -> None:
-    tables = plan("SELECT o.ts FROM users AS u, names AS n, orders [RANGE 1 SECOND] AS o WHERE u.name = n.name AND o.id = u.id")
+    tables = plan(
+        "SELECT o.ts FROM users AS u, names AS n, orders [RANGE 1 SECOND] AS o WHERE u.name = n.name AND o.id = u.id"
+    )
     driver = TopologyDriver(tables, STREAMS, partitions=1, source_partitions=1, cuts={"users": {0: 2}, "names": {0: 1}})
     driver.produce("users", 0, row(id=1, name="a"))
     driver.produce("users", 0, row(id=2, name="a"))

@@ -1,7 +1,8 @@
-"""With static tables among the sources, whatever the query, plan, cut, interleaving and with or without feedback: the results are the oracle's, each once.
+"""With static tables among the sources, whatever the query, plan, cut, interleaving and with or without feedback: the
+results are the oracle's, each once.
 
-Tables are drawn with several versions of a key, deletions, broken records and records behind the cut; they are read before, among or after the streams. A failing seed
-prints itself; `case(seed)` replays it.
+Tables are drawn with several versions of a key, deletions, broken records and records behind the cut; they are read
+before, among or after the streams. A failing seed prints itself; `case(seed)` replays it.
 """
 
 import random
@@ -14,15 +15,26 @@ from schemas.mesh import FieldType, Stream
 from services.simulation.case import binary_tree
 from tests.drawn import check_often, check_results, say
 from tests.topology.test_mesh_equals_oracle import edges_of
-from topology.cql import parse_query
-from topology.oracle import Event, truth
-from topology.plan import build_plan
-from topology.testing import TopologyDriver
+from topology.oracle.truth import Event, truth
+from topology.plan.plan import build_plan
+from topology.query.cql import parse_query
+from topology.testing.driver import TopologyDriver
 
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "ts": FieldType.TIMESTAMP}
 TABLE_FIELDS = {name: kind for name, kind in FIELDS.items() if name != "ts"}
 SEEDS, CHUNK = 400, 50
-AT_LEAST = {"results": 4_000, "replaced or deleted": 1_000, "behind the cut": 1_500, "broken": 100, "values suspended": 600, "values resumed": 100, "pairs avoided": 500, "tables": 500, "refused by heralds": 500, "made for heralds": 80}
+AT_LEAST = {
+    "results": 4_000,
+    "replaced or deleted": 1_000,
+    "behind the cut": 1_500,
+    "broken": 100,
+    "values suspended": 600,
+    "values resumed": 100,
+    "pairs avoided": 500,
+    "tables": 500,
+    "refused by heralds": 500,
+    "made for heralds": 80,
+}
 done: Counter[str] = Counter()
 
 
@@ -35,11 +47,16 @@ def draw_text(rng: random.Random, names: list[str], tables: set[str]) -> str:
             other = rng.choice("km") if field != "s" and rng.random() < 0.3 else field
             where.append(f"a{left}.{field} = a{right}.{other}")
     where += rng.sample([f"a0.m < a{n - 1}.k + 2", "a1.k > 0", f"a{n - 1}.s <> 'x'"], rng.choice([0, 0, 1]))
-    sources = ", ".join(f"{name} AS a{i}" if name in tables else f"{name} [RANGE {rng.choice([0, 10, 40, 100, 250])} MS] AS a{i}" for i, name in enumerate(names))
+    sources = ", ".join(
+        f"{name} AS a{i}" if name in tables else f"{name} [RANGE {rng.choice([0, 10, 40, 100, 250])} MS] AS a{i}"
+        for i, name in enumerate(names)
+    )
     return f"SELECT a0.k AS k, a1.s AS s, a{n - 1}.m AS m FROM {sources} WHERE {' AND '.join(where)}"
 
 
-def draw_table(rng: random.Random, stream: Stream, driver: TopologyDriver, partitions: int, values: int) -> tuple[list[Event], int]:
+def draw_table(
+    rng: random.Random, stream: Stream, driver: TopologyDriver, partitions: int, values: int
+) -> tuple[list[Event], int]:
     """Records of a table, some beyond its cut; gives its events and how many records are broken."""
     events, broken = [], 0
     for _ in range(rng.choice([0, 5, 15, 40])):
@@ -50,10 +67,21 @@ def draw_table(rng: random.Random, stream: Stream, driver: TopologyDriver, parti
             bad = rng.choice([b"", b"{", b'{"k": null, "s": null}', b"[]"])
             broken += driver.produce(stream.name, partition, bad) < driver.readers[stream.name].cut[partition]  # type: ignore[attr-defined]
         elif roll < 0.08:
-            broken += driver.delete(stream.name, partition, rng.choice([None, b"\xff"])) < driver.readers[stream.name].cut[partition]  # type: ignore[attr-defined]
+            broken += (
+                driver.delete(stream.name, partition, rng.choice([None, b"\xff"]))
+                < driver.readers[stream.name].cut[partition]
+            )  # type: ignore[attr-defined]
         elif roll < 0.25:
             key = row[stream.table or ""]
-            events.append(Event(stream.name, partition, driver.delete(stream.name, partition, str(key).encode()), {str(stream.table): key}, deletes=True))
+            events.append(
+                Event(
+                    stream.name,
+                    partition,
+                    driver.delete(stream.name, partition, str(key).encode()),
+                    {str(stream.table): key},
+                    deletes=True,
+                )
+            )
         else:
             if rng.random() < 0.1:
                 row[rng.choice([name for name in row if name != stream.table])] = None
@@ -67,18 +95,30 @@ def case(seed: int) -> Counter[str]:
     names = [f"r{i}" for i in range(n)]
     tables = set(rng.sample(names, rng.choice([1, 1, min(2, n - 1), n - 1])))
     streams = {
-        name: Stream(name, name, TABLE_FIELDS, "", table=rng.choice("ks")) if name in tables
+        name: Stream(name, name, TABLE_FIELDS, "", table=rng.choice("ks"))
+        if name in tables
         else Stream(name, name, FIELDS, "ts", lateness_ms=rng.choice([0, 5, 30]))
         for name in names
-    }  # fmt: skip
+    }
     query = parse_query("q", draw_text(rng, names, tables), streams)
     plan = build_plan(query, binary_tree(query, rng))
-    source_partitions, most, patience, burst = rng.choice([1, 2]), rng.choice([1, 3, 20]), rng.choice([0, 0.05, 0.3]), rng.choice([1, 5, 30])
+    source_partitions, most, patience, burst = (
+        rng.choice([1, 2]),
+        rng.choice([1, 3, 20]),
+        rng.choice([0, 0.05, 0.3]),
+        rng.choice([1, 5, 30]),
+    )
     cuts = {name: {p: rng.choice([0, 3, 10, 20]) for p in range(source_partitions)} for name in sorted(tables)}
     feedback, values = rng.random() < 0.7, rng.choice([2, 3, 4, 6])
     driver = TopologyDriver(
-        plan, streams, partitions=rng.choice([1, 2, 3]), source_partitions=source_partitions, feedback=feedback, cuts=cuts, heralds=choice.random() < 0.5,
-    )  # fmt: skip
+        plan,
+        streams,
+        partitions=rng.choice([1, 2, 3]),
+        source_partitions=source_partitions,
+        feedback=feedback,
+        cuts=cuts,
+        heralds=choice.random() < 0.5,
+    )
     events: list[Event] = []
     counts: Counter[str] = Counter(tables=len(tables))
     tables_first = rng.choice([0.0, 0.5, 1.0])
@@ -107,7 +147,12 @@ def case(seed: int) -> Counter[str]:
         stream = rng.choice([name for name in names if name not in tables])
         if stream == sparse and n > 2 and rng.random() < 0.6:
             continue
-        row = {"k": rng.randrange(values + 1), "m": rng.randrange(values), "s": "x" * rng.randrange(values), "ts": time - rng.choice([0, 0, 0, 3, 10])}
+        row = {
+            "k": rng.randrange(values + 1),
+            "m": rng.randrange(values),
+            "s": "x" * rng.randrange(values),
+            "ts": time - rng.choice([0, 0, 0, 3, 10]),
+        }
         partition = rng.randrange(source_partitions)
         events.append(Event(stream, partition, driver.produce(stream, partition, row), row))
         if i % burst == 0:
@@ -117,7 +162,9 @@ def case(seed: int) -> Counter[str]:
     counts["results"] = check_results(driver, truth(query, streams, events, cuts), where)
     assert len(driver.broken) == counts["broken"]
     before = [e for e in events if e.stream in tables and e.offset < cuts[e.stream][e.partition]]
-    counts["replaced or deleted"] = len(before) - sum(len({(e.partition, e.values[str(streams[t].table)]) for e in before if e.stream == t}) for t in tables)
+    counts["replaced or deleted"] = len(before) - sum(
+        len({(e.partition, e.values[str(streams[t].table)]) for e in before if e.stream == t}) for t in tables
+    )
     counts["behind the cut"] = sum(e.stream in tables for e in events) - len(before)
     for node in driver.nodes.values():
         for told in node.memo.heralds.each if node.memo.heralds is not None else ():

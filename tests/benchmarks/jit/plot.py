@@ -1,6 +1,7 @@
 """Line plots as SVG, written by hand: panels side by side, one line a mode, linear or logarithmic.
 
-Invariant: every number given is drawn inside its panel; a value that is only a lower bound (a run that was stopped) has a hollow mark.
+Invariant: every number given is drawn inside its panel; a value that is only a lower bound (a run that was stopped) has
+a hollow mark.
 """
 
 import math
@@ -10,13 +11,20 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, TOP, BOTTOM, LEFT, GAP = 290, 210, 74, 46, 56, 26
 STYLES = {  # colour, dashes, mark
-    "REF": ("#3d405b", "", "square"), "JIT": ("#d1495b", "", "circle"), "ON": ("#3a7d44", "2 3", "diamond"), "SUSPEND": ("#e09f3e", "8 3", "diamond"),
-    "DOE": ("#2a7fb8", "5 4", "triangle"), "HERALD": ("#8a5fa8", "3 3", "circle"), "TYPE1": ("#7a7a7a", "8 3", "diamond"),
-}  # fmt: skip
+    "REF": ("#3d405b", "", "square"),
+    "JIT": ("#d1495b", "", "circle"),
+    "ON": ("#3a7d44", "2 3", "diamond"),
+    "SUSPEND": ("#e09f3e", "8 3", "diamond"),
+    "DOE": ("#2a7fb8", "5 4", "triangle"),
+    "HERALD": ("#8a5fa8", "3 3", "circle"),
+    "TYPE1": ("#7a7a7a", "8 3", "diamond"),
+}
 MARKS = {
-    "square": "M{0} {1}m-4 -4h8v8h-8z", "circle": "M{0} {1}m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z",
-    "triangle": "M{0} {1}m0 -5l5 9h-10z", "diamond": "M{0} {1}m0 -6l5 6l-5 6l-5 -6z",
-}  # fmt: skip
+    "square": "M{0} {1}m-4 -4h8v8h-8z",
+    "circle": "M{0} {1}m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z",
+    "triangle": "M{0} {1}m0 -5l5 9h-10z",
+    "diamond": "M{0} {1}m0 -6l5 6l-5 6l-5 -6z",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,10 @@ class Scale:
         low, high = min(values, default=0), max(values, default=1)
         if log:
             low = min((v for v in values if v > 0), default=1)
-            self.low, self.high = math.floor(math.log10(low)), max(math.ceil(math.log10(max(high, low))), math.floor(math.log10(low)) + 1)
+            self.low, self.high = (
+                math.floor(math.log10(low)),
+                max(math.ceil(math.log10(max(high, low))), math.floor(math.log10(low)) + 1),
+            )
             self.ticks = [10.0**e for e in range(self.low, self.high + 1)]
         else:
             step = nice_step(high)
@@ -82,7 +93,10 @@ def draw(title: str, axis: str, panels: Sequence[Panel]) -> str:
     height = TOP + HEIGHT + BOTTOM
     modes = list(dict.fromkeys(mode for panel in panels for mode in panel.lines))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif" font-size="12" fill="#222">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+            ' font-family="Helvetica, Arial, sans-serif" font-size="12" fill="#222">'
+        ),
         f"<title>{escape(title)}</title>",
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="{LEFT - 40}" y="26" font-size="16" font-weight="bold">{escape(title)}</text>',
@@ -110,7 +124,10 @@ def _panel(panel: Panel, axis: str, left: float, top: float) -> list[str]:
     margin = 16
     across = _Across(xs, left + margin, left + WIDTH - margin)
     up = Scale([m.y for m in marks], top + HEIGHT, top, panel.log)
-    parts = [f'<text x="{left}" y="{top - 14}" font-weight="bold">{escape(panel.title)}{" (logarithmic)" if panel.log else ""}</text>']
+    parts = [
+        f'<text x="{left}" y="{top - 14}"'
+        f' font-weight="bold">{escape(panel.title)}{" (logarithmic)" if panel.log else ""}</text>'
+    ]
     for tick in up.ticks:
         y = up(tick)
         parts.append(f'<path d="M{left} {y:.1f}h{WIDTH}" stroke="#dddddd"/>')
@@ -127,7 +144,10 @@ def _panel(panel: Panel, axis: str, left: float, top: float) -> list[str]:
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>')
         for x, y, bound in places:
             fill = "#ffffff" if bound else colour
-            parts.append(f'<path d="{MARKS[mark].format(f"{x:.1f}", f"{y:.1f}")}" fill="{fill}" stroke="{colour}" stroke-width="1.5"/>')
+            parts.append(
+                f'<path d="{MARKS[mark].format(f"{x:.1f}", f"{y:.1f}")}" fill="{fill}" stroke="{colour}"'
+                ' stroke-width="1.5"/>'
+            )
     return parts
 
 

@@ -1,7 +1,9 @@
-"""One point in one mode: the real join nodes of the plan in one process, fed with blocks of a short stretch of event time.
+"""One point in one mode: the real join nodes of the plan in one process, fed with blocks of a short stretch of event
+time.
 
-Counted as CPU: decoding every block, the nodes' steps, encoding every block they send. Not counted: making the events, ingest, Kafka, RocksDB. Messages are delivered at once
-and in order, feedback before rows, as the paper's scheduling demands.
+Counted as CPU: decoding every block, the nodes' steps, encoding every block they send. Not counted: making the events,
+ingest, Kafka, RocksDB. Messages are delivered at once and in order, feedback before rows, as the paper's scheduling
+demands.
 
 Invariant: every mode gives the same results; `Figures.digest` says so, whatever their order.
 """
@@ -18,12 +20,12 @@ import numpy as np
 
 from schemas.block import decode_block, encode_block
 from schemas.rows import Rows
-from topology.feedback_blocks import OF_PRODUCER
-from topology.hashing import hash_key
-from topology.node import JoinNode
-from topology.plan import Plan
-from topology.shapes import Shape, shapes_of
-from topology.window import part_id
+from topology.join.node import JoinNode
+from topology.plan.plan import Plan
+from topology.plan.shapes import Shape, shapes_of
+from topology.restraint.suspension.border import OF_PRODUCER
+from topology.state.hashing import hash_key
+from topology.state.window import part_id
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ MODES = {
     "SUSPEND": Mode("suspend and resume alone and always, as in the paper", {"feedback": True}),
     "HERALD": Mode("heralds alone", {"feedback": False, "heralds": True}),
     "DOE": Mode("feedback of the empty sub-tuple alone", {"feedback": True}, lambda shape: not shape.columns),
-    "TYPE1": Mode("feedback of sub-tuples that a row of one input shows alone", {"feedback": True}, lambda shape: any(shape.sides)),
+    "TYPE1": Mode(
+        "feedback of sub-tuples that a row of one input shows alone", {"feedback": True}, lambda shape: any(shape.sides)
+    ),
 }
 
 
@@ -69,7 +73,9 @@ class Figures:
     table_bytes: int = 0  # what is suspended, at both ends
     index_bytes: int = 0  # what feedback derives from stored runs to look for sub-tuples
     peak_bytes: int = 0  # state, tables and indexes at the worst moment
-    comparisons: int = 0  # of two rows, or of a row with a value, that nested loops would make; what the paper's CPU time is made of
+    comparisons: int = (
+        0  # of two rows, or of a row with a value, that nested loops would make; what the paper's CPU time is made of
+    )
     steps: int = 0
     suspended: int = 0  # values
     resumed: int = 0
@@ -155,7 +161,10 @@ class Mesh:
                     indexes += _nbytes(told.state.store.get(segment.id).indexes)
             tables += table_bytes(node)
         figures.state_rows, figures.state_bytes = max(figures.state_rows, rows), max(figures.state_bytes, size)
-        figures.composite_rows, figures.composite_bytes = max(figures.composite_rows, c_rows), max(figures.composite_bytes, c_size)
+        figures.composite_rows, figures.composite_bytes = (
+            max(figures.composite_rows, c_rows),
+            max(figures.composite_bytes, c_size),
+        )
         figures.table_bytes, figures.index_bytes = max(figures.table_bytes, tables), max(figures.index_bytes, indexes)
         figures.peak_bytes = max(figures.peak_bytes, size + tables + indexes)
 
@@ -163,7 +172,9 @@ class Mesh:
         figures, root = self.figures, self.plan.root.id
         figures.made = {id: node.memo.rows_out for id, node in self.nodes.items()}
         figures.composites = sum(n for id, n in figures.made.items() if id != root)
-        figures.events = sum(node.memo.rows_in[i] for node in self.nodes.values() for i in (0, 1) if node.node.inputs[i].is_source)
+        figures.events = sum(
+            node.memo.rows_in[i] for node in self.nodes.values() for i in (0, 1) if node.node.inputs[i].is_source
+        )
         figures.steps = sum(self.offsets.values())
         ids = [part_id(alias) for alias in self.plan.query.aliases]
         for block in map(decode_block, self.out):
@@ -183,12 +194,13 @@ class Mesh:
 
 @contextlib.contextmanager
 def only(wanted: Callable[[Shape], bool]) -> Iterator[None]:
-    """While this lasts, nodes are made that may speak only of these sub-tuples. A node that feeds another keeps its place, if with none."""
+    """While this lasts, nodes are made that may speak only of these sub-tuples. A node that feeds another keeps its
+    place, if with none."""
 
     def restricted(plan: Plan) -> Mapping[str, tuple[Shape, ...]]:
         return {id: tuple(s for s in shapes if wanted(s)) for id, shapes in shapes_of(plan).items()}
 
-    with mock.patch("topology.feedback.shapes_of", restricted):
+    with mock.patch("topology.restraint.suspension.feedback.shapes_of", restricted):
         yield
 
 
@@ -215,20 +227,30 @@ def table_bytes(node: JoinNode) -> int:
 
 
 class _Before:
-    """What a node holds before it takes rows: from it follows what nested loops would compare. What is suspended and heralded is looked up in hash tables, as the paper proposes for its MNS buffer: one comparison each."""
+    """What a node holds before it takes rows: from it follows what nested loops would compare. What is suspended and
+    heralded is looked up in hash tables, as the paper proposes for its MNS buffer: one comparison each."""
 
     def __init__(self, node: JoinNode, side: int) -> None:
         self.node, heralded = node, side >= 2
-        against = [1 - side] if not heralded else [p.side for p in node.told[side - 2].herald.parts] if node.told[side - 2].memo.heeded else []
+        against = (
+            [1 - side]
+            if not heralded
+            else [p.side for p in node.told[side - 2].herald.parts]
+            if node.told[side - 2].memo.heeded
+            else []
+        )
         self.stored = sum(_rows(node, other) for other in against)
         self.tables = 0 if node.feedback is None or heralded else _tables(node)
         self.done = self._done()
 
     def _done(self) -> tuple[int, int]:
-        return 0 if self.node.feedback is None else self.node.feedback.memo.rows_diverted, sum(told.memo.tested for told in self.node.told)
+        return 0 if self.node.feedback is None else self.node.feedback.memo.rows_diverted, sum(
+            told.memo.tested for told in self.node.told
+        )
 
     def comparisons(self, rows: int) -> int:
-        """Of the new rows with stored ones, but for those that wait, which are compared when they are resumed; and what is looked up."""
+        """Of the new rows with stored ones, but for those that wait, which are compared when they are resumed; and what
+        is looked up."""
         diverted, tested = (now - before for now, before in zip(self._done(), self.done, strict=True))
         return (rows - diverted) * self.stored + rows * self.tables + tested
 

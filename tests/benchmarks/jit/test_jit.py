@@ -17,29 +17,41 @@ from tests.benchmarks.jit.report import BEGIN, END, keys_table, write
 from tests.benchmarks.jit.run import MODES, Mesh
 from tests.benchmarks.jit.series import Case, Series, cases_of, own_series, paper_series, quick_series
 from tests.benchmarks.jit.workload import DEFAULTS, PLANS, Point, events_of, plan_of, streams_of, stretches
-from topology.oracle import Event, truth
-from topology.plan import tree_text
+from topology.oracle.truth import Event, truth
+from topology.plan.plan import tree_text
 
 TINY = replace(DEFAULTS["left-deep"], window_s=60, rate=2, dmax=8)
 
 
-@pytest.mark.parametrize("point", [Point(shape, 600, 1, n, 50) for shape, plans in PLANS.items() for n in plans], ids=str)
+@pytest.mark.parametrize(
+    "point", [Point(shape, 600, 1, n, 50) for shape, plans in PLANS.items() for n in plans], ids=str
+)
 def test_one_equality_between_each_pair_of_sources(point: Point) -> None:
     """Reference: VI. Every source has N-1 columns, each shared with one other source; table II names the plan."""
     plan = plan_of(point)
     assert tree_text(plan.tree) == point.tree
-    assert sorted(tuple(sorted(c.alias for c in members)) for members in plan.query.equal) == sorted(combinations(point.aliases, 2))
+    assert sorted(tuple(sorted(c.alias for c in members)) for members in plan.query.equal) == sorted(
+        combinations(point.aliases, 2)
+    )
     assert all(len({c.name for c in members}) == 1 and len(members) == 2 for members in plan.query.equal)
     assert {source.window_ms for source in plan.query.sources} == {600_000}
-    assert all(len(stream) - 1 == point.sources - 1 for stream in (events.columns for events in events_of(point, 0.01, 1).values()))
+    assert all(
+        len(stream) - 1 == point.sources - 1
+        for stream in (events.columns for events in events_of(point, 0.01, 1).values())
+    )
 
 
 def test_the_columns_are_numbered_as_in_the_paper() -> None:
     """Reference: VI, the predicate of four sources."""
     text = plan_of(DEFAULTS["left-deep"]).query.text
     assert re.findall(r"(\w)\.(\w+) = (\w)\.\2", text) == [
-        ("a", "x1", "b"), ("a", "x2", "c"), ("a", "x3", "d"), ("b", "x4", "c"), ("b", "x5", "d"), ("c", "x6", "d"),
-    ]  # fmt: skip
+        ("a", "x1", "b"),
+        ("a", "x2", "c"),
+        ("a", "x3", "d"),
+        ("b", "x4", "c"),
+        ("b", "x5", "d"),
+        ("c", "x6", "d"),
+    ]
 
 
 def test_plans_are_those_of_table_two() -> None:
@@ -92,9 +104,15 @@ def test_the_figures_vary_one_parameter_around_the_defaults() -> None:
     series = paper_series(1, 30)
     assert [s.name for s in series] == [f"figure-{n}" for n in range(10, 18)]
     assert [[s.value(c) for c in s.cases] for s in series] == [
-        [10, 15, 20, 25, 30], [0.4, 0.7, 1, 1.3, 1.6], [4, 5, 6, 7, 8], [100, 150, 200, 250, 300],
-        [5, 7.5, 10, 12.5, 15], [0.4, 0.7, 1, 1.3, 1.6], [3, 4, 5, 6], [30, 40, 50, 60, 70],
-    ]  # fmt: skip
+        [10, 15, 20, 25, 30],
+        [0.4, 0.7, 1, 1.3, 1.6],
+        [4, 5, 6, 7, 8],
+        [100, 150, 200, 250, 300],
+        [5, 7.5, 10, 12.5, 15],
+        [0.4, 0.7, 1, 1.3, 1.6],
+        [3, 4, 5, 6],
+        [30, 40, 50, 60, 70],
+    ]
     assert len(cases_of(series)) == sum(len(s.cases) for s in series) - 6  # each default stands in four figures
     assert all(DEFAULTS["bushy" if "bushy" in s.title else "left-deep"] in [c.point for c in s.cases] for s in series)
     assert len(cases_of(quick_series(30))) < 10
@@ -103,11 +121,18 @@ def test_the_figures_vary_one_parameter_around_the_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("point", "seed", "share", "some"),
-    [(TINY, 1, 0.1, False), (Point("bushy", 30, 2, 4, 8), 1, 0.9, True), (Point("left-deep", 5, 20, 3, 2), 10, 0.2, True)],
+    [
+        (TINY, 1, 0.1, False),
+        (Point("bushy", 30, 2, 4, 8), 1, 0.9, True),
+        (Point("left-deep", 5, 20, 3, 2), 10, 0.2, True),
+    ],
     ids=["left-deep 4", "bushy 4", "left-deep 3"],
 )
-def test_all_modes_give_the_same_results_and_feedback_avoids_composites(point: Point, seed: int, share: float, some: bool) -> None:
-    """At most a share of REF's composites is built with feedback; where stream D is wide, few results are there at all."""
+def test_all_modes_give_the_same_results_and_feedback_avoids_composites(
+    point: Point, seed: int, share: float, some: bool
+) -> None:
+    """At most a share of REF's composites is built with feedback; where stream D is wide, few results are there at
+    all."""
     rows = measure(Case(point, 0.03, 1 if point.rate > 10 else 5), list(MODES), 1, seed, 60)
     assert (rows["REF"]["results"] > 0) == some
     assert disagreement(rows) is None
@@ -126,7 +151,9 @@ def test_the_results_are_the_naive_join() -> None:
     point = Point("bushy", 20, 1, 4, 3)
     plan, streams = plan_of(point), events_of(point, 0.02, 3)
     events = [
-        Event(alias, 0, i, {name: int(column[i]) for name, column in rows.columns.items()}) for alias, rows in streams.items() for i in range(len(rows))
+        Event(alias, 0, i, {name: int(column[i]) for name, column in rows.columns.items()})
+        for alias, rows in streams.items()
+        for i in range(len(rows))
     ]
     expected = truth(plan.query, streams_of(point), events)
     assert len(expected) > 20
@@ -139,7 +166,16 @@ def test_the_results_are_the_naive_join() -> None:
 
 def test_doe_speaks_of_everything_or_nothing() -> None:
     plan = plan_of(DEFAULTS["left-deep"])
-    shapes = {mode: [s.columns for n in Mesh(plan, MODES[mode]).nodes.values() if n.feedback for t in n.feedback.suspended.tables for s in [t.shape]] for mode in ("SUSPEND", "DOE")}
+    shapes = {
+        mode: [
+            s.columns
+            for n in Mesh(plan, MODES[mode]).nodes.values()
+            if n.feedback
+            for t in n.feedback.suspended.tables
+            for s in [t.shape]
+        ]
+        for mode in ("SUSPEND", "DOE")
+    }
     assert set(shapes["DOE"]) == {()}
     assert len(shapes["SUSPEND"]) > len(shapes["DOE"])
 
@@ -154,7 +190,11 @@ def test_a_difference_is_found() -> None:
 def test_the_report_keeps_the_prose(tmp_path: Path) -> None:
     case = Case(TINY, 0.02, 10)
     one = Series("figure-99", "Figure 99: a <test>", "rate", "rate", (case,), "says so")
-    about = dict.fromkeys(("hours", "scaled_hours", "stretch_s", "seed", "repeat", "once_over_s", "limit_s"), 1) | {"at": "today", "machine": "m", "quick": False}
+    about = dict.fromkeys(("hours", "scaled_hours", "stretch_s", "seed", "repeat", "once_over_s", "limit_s"), 1) | {
+        "at": "today",
+        "machine": "m",
+        "quick": False,
+    }
     (tmp_path / "jit.md").write_text(f"# Mine\n\n{BEGIN}\nold\n{END}\n\nbehind\n")
     page = write(tmp_path / "jit", about, [one], {case: measure(case, list(MODES), 1, 1, 60)}).read_text()
     assert page.startswith("# Mine\n")
@@ -185,8 +225,14 @@ def test_a_run_is_stopped_at_its_limit() -> None:
     assert all(0 < row["stopped"] < 1 for row in rows.values())
 
 
-@pytest.mark.parametrize("arguments", [["--hours", "0"], ["--repeat", "0"], ["--stretch", "-1"], ["--only", "figure-9"], ["--modes", "REF,NONE"]], ids=" ".join)
-def test_arguments_without_sense_are_refused_before_anything_runs(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["--hours", "0"], ["--repeat", "0"], ["--stretch", "-1"], ["--only", "figure-9"], ["--modes", "REF,NONE"]],
+    ids=" ".join,
+)
+def test_arguments_without_sense_are_refused_before_anything_runs(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
     assert "must be more than 0" in (said := capsys.readouterr().err) or "there are" in said

@@ -1,7 +1,9 @@
-"""The workload of the JIT paper (section VI): N streams, a clique join, the plans of table II, the parameters of table III.
+"""The workload of the JIT paper (section VI): N streams, a clique join, the plans of table II, the parameters of table
+III.
 
-There is one equality between each pair of sources, over a column that only these two have; every value is uniform in 1..dmax. Each source sends `rate` events a
-second (Poisson arrivals). In the left-deep series stream D (C when N = 3) draws from 1..100 dmax. A point is one setting of all this.
+There is one equality between each pair of sources, over a column that only these two have; every value is uniform in
+1..dmax. Each source sends `rate` events a second (Poisson arrivals). In the left-deep series stream D (C when N = 3)
+draws from 1..100 dmax. A point is one setting of all this.
 
 Invariant: a point's events are a function of the point and its seed, so every mode of a run reads the same bytes.
 """
@@ -15,14 +17,17 @@ import numpy as np
 from schemas.block import encode_block
 from schemas.mesh import FieldType, Stream
 from schemas.rows import Rows
-from topology.cql import parse_query
-from topology.ingest import Reading, StreamReader, routers_of
-from topology.plan import Plan, build_plan, parse_tree
+from topology.ingest.reading import Reading, StreamReader, routers_of
+from topology.plan.plan import Plan, build_plan, parse_tree
+from topology.query.cql import parse_query
 
 BUSHY = {
-    4: "((a b) (c d))", 5: "(((a b) (c d)) e)", 6: "(((a b) (c d)) (e f))", 7: "(((a b) (c d)) ((e f) g))",
+    4: "((a b) (c d))",
+    5: "(((a b) (c d)) e)",
+    6: "(((a b) (c d)) (e f))",
+    7: "(((a b) (c d)) ((e f) g))",
     8: "(((a b) (c d)) ((e f) (g h)))",
-}  # fmt: skip
+}
 LEFT_DEEP = {3: "((a b) c)", 4: "(((a b) c) d)", 5: "((((a b) c) d) e)", 6: "(((((a b) c) d) e) f)"}
 PLANS = {"bushy": BUSHY, "left-deep": LEFT_DEEP}
 WIDE = 100  # how many times wider the domain of stream D is in the left-deep series
@@ -41,7 +46,10 @@ class Point:
 
     def __post_init__(self) -> None:
         if self.sources not in PLANS[self.shape]:
-            raise ValueError(f"table II has no {self.shape} plan of {self.sources} sources, only of {', '.join(map(str, PLANS[self.shape]))}")
+            raise ValueError(
+                f"table II has no {self.shape} plan of {self.sources} sources, only of"
+                f" {', '.join(map(str, PLANS[self.shape]))}"
+            )
 
     @property
     def tree(self) -> str:
@@ -63,13 +71,24 @@ class Point:
         return f"{self.shape} N={self.sources} w={self.window_s / 60:g} min rate={self.rate:g}/s dmax={self.dmax}"
 
 
-# Table III. The bold type of its defaults is lost in the text we have; section VI states dmax (200 and 50), the others are the middle ones. Left-deep N has no
+# Table III. The bold type of its defaults is lost in the text we have; section VI states dmax (200 and 50), the others
+# are the middle ones. Left-deep N has no
 # middle; 4 is the smallest that has a stream D.
 DEFAULTS = {"bushy": Point("bushy", 20 * 60, 1, 6, 200), "left-deep": Point("left-deep", 10 * 60, 1, 4, 50)}
 RANGES: dict[str, dict[str, tuple[float, ...]]] = {
-    "bushy": {"window_s": (600, 900, 1200, 1500, 1800), "rate": (0.4, 0.7, 1, 1.3, 1.6), "sources": (4, 5, 6, 7, 8), "dmax": (100, 150, 200, 250, 300)},
-    "left-deep": {"window_s": (300, 450, 600, 750, 900), "rate": (0.4, 0.7, 1, 1.3, 1.6), "sources": (3, 4, 5, 6), "dmax": (30, 40, 50, 60, 70)},
-}  # fmt: skip
+    "bushy": {
+        "window_s": (600, 900, 1200, 1500, 1800),
+        "rate": (0.4, 0.7, 1, 1.3, 1.6),
+        "sources": (4, 5, 6, 7, 8),
+        "dmax": (100, 150, 200, 250, 300),
+    },
+    "left-deep": {
+        "window_s": (300, 450, 600, 750, 900),
+        "rate": (0.4, 0.7, 1, 1.3, 1.6),
+        "sources": (3, 4, 5, 6),
+        "dmax": (30, 40, 50, 60, 70),
+    },
+}
 
 
 def varied(shape: str, parameter: str) -> list[Point]:
@@ -90,7 +109,9 @@ def streams_of(point: Point) -> dict[str, Stream]:
     """The streams, each with a column for every other source."""
     columns = columns_of(point)
     return {
-        a: Stream(a, a, {**{c: FieldType.INT64 for c, pair in columns.items() if a in pair}, "ts": FieldType.TIMESTAMP}, "ts")
+        a: Stream(
+            a, a, {**{c: FieldType.INT64 for c, pair in columns.items() if a in pair}, "ts": FieldType.TIMESTAMP}, "ts"
+        )
         for a in point.aliases
     }
 
@@ -115,8 +136,11 @@ def events_of(point: Point, hours: float, seed: int) -> dict[str, Rows]:
     return found
 
 
-def stretches(point: Point, plan: Plan, hours: float, seed: int, stretch_s: float, heralds: bool = False) -> Iterator[list[tuple[str, bytes]]]:
-    """What ingest would send: for each stretch of event time, (node, block) of every source that has events in it; with heralds, behind them what tells of them."""
+def stretches(
+    point: Point, plan: Plan, hours: float, seed: int, stretch_s: float, heralds: bool = False
+) -> Iterator[list[tuple[str, bytes]]]:
+    """What ingest would send: for each stretch of event time, (node, block) of every source that has events in it; with
+    heralds, behind them what tells of them."""
     streams, events = streams_of(point), events_of(point, hours, seed)
     readers = {a: StreamReader(streams[a], 1) for a in events}
     routers = routers_of(plan, 1, 1, 1, heralds)
@@ -137,5 +161,10 @@ def stretches(point: Point, plan: Plan, hours: float, seed: int, stretch_s: floa
                 reading = readers[alias].readings[0]
                 reading.next, reading.max_time = stop, int(piece.ints("ts")[-1])
                 pieces[alias] = Rows({**piece.columns, "#": np.arange(start, stop), "@": piece["ts"]}, len(piece))
-        sends = [send for r in routers if r.route.alias in pieces for send in r.send(pieces[r.route.alias], readers[r.route.alias])]
+        sends = [
+            send
+            for r in routers
+            if r.route.alias in pieces
+            for send in r.send(pieces[r.route.alias], readers[r.route.alias])
+        ]
         yield [(send.target, encode_block(send.block)) for send in sends]

@@ -1,0 +1,281 @@
+"""One side's state: the rows that a later row of the other side may still meet.
+
+Rows live in immutable *segments*, sorted by key hash, grouped by time *slice* (the slice of a row is its validity's
+end on a fixed grid). Insert appends a segment and merges small neighbours of its slice; probe looks only into segments
+whose validity can meet the probe's; purge drops whole segments. Rows of a small state, and those of a small block that
+fall into several slices, as composites do, are not cut at once: they stay together, *young*, until they are many, and
+what of them has ended is taken out when the horizon enters another slice. So a small state has few segments.
+
+Invariant: after `purge(horizon)` every row whose end >= horizon is still there, exactly once, and what is kept beyond
+that ends less than one slice before the horizon. Cost of a step does not grow with rows that are out of reach.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from schemas.rows import I64, U64, Rows
+from topology.state.window import HASH, validity
+
+SLICES_PER_WINDOW = 6
+YOUNG, YOUNG_ROWS = -(2**40), 8_192  # the slice of rows that are not cut into slices yet, and how many these may be
+PAIRS_AT_ONCE = 1 << 20  # candidate pairs held in memory at a time, whatever the skew
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows sorted by hash, with the arrays that the kernels work on."""
+
+    rows: Rows
+    hashes: U64
+    starts: I64
+    ends: I64
+    indexes: dict[tuple[str, ...], Any] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # what feedback derives from it, once
+
+    @staticmethod
+    def of(rows: Rows, windows_ms: Mapping[str, int], *, presorted: bool = False) -> "Run":
+        hashes = rows[HASH]
+        assert isinstance(hashes, np.ndarray)
+        if not presorted:
+            rows = rows.take(np.argsort(hashes, kind="stable"))
+            hashes = rows[HASH]
+        starts, ends = validity(rows, windows_ms)
+        return Run(rows, hashes, starts, ends)
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def take(self, index: I64) -> "Run":
+        return Run(self.rows.take(index), self.hashes[index], self.starts[index], self.ends[index])
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What is known of a stored run without loading it."""
+
+    id: int
+    slice: int
+    rows: int
+    bytes: int
+    min_start: int
+    max_end: int
+    max_start: int
+    min_end: int
+
+
+class SegmentStore(Protocol):
+    """Where runs are kept. A run that was put stays readable until it is dropped, across restarts."""
+
+    def get(self, id: int) -> Run: ...
+    def put(self, segment: Segment, run: Run) -> None: ...
+    def drop(self, id: int) -> None: ...
+
+
+class MemoryStore:
+    """A store for tests and simulations."""
+
+    def __init__(self) -> None:
+        self.runs: dict[int, Run] = {}
+        self.segments: dict[int, Segment] = {}
+
+    def get(self, id: int) -> Run:
+        return self.runs[id]
+
+    def put(self, segment: Segment, run: Run) -> None:
+        self.runs[segment.id], self.segments[segment.id] = run, segment
+
+    def drop(self, id: int) -> None:
+        del self.runs[id], self.segments[id]
+
+
+@dataclass
+class WindowState:
+    windows_ms: Mapping[str, int]  # alias -> window, of the parts this side's rows hold
+    store: SegmentStore
+    next_id: int = 0
+    newest: int = -(2**62)  # the latest slice that rows came into
+    slices: dict[int, list[Segment]] = field(default_factory=dict)
+    key: tuple[str, ...] = ()  # the columns whose hash runs are sorted by
+    slices_per_window: int = SLICES_PER_WINDOW
+
+    @property
+    def slice_ms(self) -> int:
+        return max(1, min(self.windows_ms.values()) // self.slices_per_window)
+
+    def restore(self, segments: list[Segment]) -> None:
+        """Take over what the store holds after a restart."""
+        for segment in sorted(segments, key=lambda s: s.id):
+            self.slices.setdefault(segment.slice, []).append(segment)
+            self.newest = max(self.newest, segment.max_end // self.slice_ms)
+            self.next_id = max(self.next_id, segment.id + 1)
+
+    def insert(self, run: Run) -> None:
+        """Add rows."""
+        if len(run) == 0:
+            return
+        slice_of = run.ends // self.slice_ms
+        low, high = int(slice_of.min()), int(slice_of.max())
+        if high > self.newest:
+            self.newest = high
+            self._settle()
+        if low == high and len(run) + self.rows >= YOUNG_ROWS:
+            self._append(low, run)
+        elif len(run) < YOUNG_ROWS:
+            self._append(YOUNG, run)
+            if sum(segment.rows for segment in self.slices[YOUNG]) >= YOUNG_ROWS:
+                self._grow_up()
+        else:
+            self._cut(run)
+
+    def _cut(self, run: Run) -> None:
+        slice_of = run.ends // self.slice_ms
+        for slice in np.unique(slice_of).tolist():
+            self._append(slice, run.take(np.flatnonzero(slice_of == slice)))
+
+    def _grow_up(self) -> None:
+        """Young rows go into their slices."""
+        self._cut(self._taken(self.slices.pop(YOUNG)))
+
+    def _purge_young(self, horizon: int) -> int:
+        """Young rows become one segment without what has ended, if the horizon has entered another slice since; few as
+        they are, that costs less than to cut them."""
+        segments = self.slices[YOUNG]
+        if not any(segment.min_end // self.slice_ms < horizon // self.slice_ms for segment in segments):
+            return 0
+        run = self._taken(self.slices.pop(YOUNG))
+        kept = run.take(np.flatnonzero(run.ends >= horizon))
+        if len(kept):
+            self.slices[YOUNG] = [self._put(YOUNG, kept)]
+        return len(run) - len(kept)
+
+    def _taken(self, segments: list[Segment]) -> Run:
+        """The rows of some segments, which are stored no more."""
+        run = merge_runs([self.store.get(segment.id) for segment in segments])
+        for segment in segments:
+            self.store.drop(segment.id)
+        return run
+
+    def _settle(self) -> None:
+        """Slices that few rows come into any more become one segment each, so that probes look into few."""
+        for slice, segments in self.slices.items():
+            if YOUNG < slice < self.newest - 1 and len(segments) > 1:
+                segments[:] = [self._put(slice, self._taken(segments))]
+
+    def _append(self, slice: int, run: Run) -> None:
+        # Size-tiered: merge with the neighbour before while it is at most twice as large, so a slice holds O(log n)
+        # segments
+        # and a row is rewritten O(log n) times.
+        segments = self.slices.setdefault(slice, [])
+        merged = [run]
+        rows = len(run)
+        while segments and segments[-1].rows <= 2 * rows:
+            last = segments.pop()
+            merged.append(self.store.get(last.id))
+            self.store.drop(last.id)
+            rows += last.rows
+        if len(merged) > 1:
+            run = merge_runs(merged)
+        segments.append(self._put(slice, run))
+
+    def _put(self, slice: int, run: Run) -> Segment:
+        segment = Segment(
+            id=self.next_id,
+            slice=slice,
+            rows=len(run),
+            bytes=run.rows.nbytes,
+            min_start=int(run.starts.min()),
+            max_end=int(run.ends.max()),
+            max_start=int(run.starts.max()),
+            min_end=int(run.ends.min()),
+        )
+        self.next_id += 1
+        self.store.put(segment, run)
+        return segment
+
+    def reachable(self, start: int, end: int) -> Iterator[Run]:
+        """Runs that may hold a row whose validity meets [start, end]."""
+        for segment in self.segments():
+            if segment.min_start <= end and segment.max_end >= start:
+                yield self.store.get(segment.id)
+
+    def purge(self, horizon: int) -> int:
+        """Drop segments that no row starting at `horizon` or later can meet. Returns the rows dropped."""
+        dropped = 0
+        if YOUNG in self.slices:
+            dropped += self._purge_young(horizon)
+        for slice in [s for s in self.slices if s * self.slice_ms < horizon]:
+            kept = []
+            for segment in self.slices[slice]:
+                if segment.max_end < horizon:
+                    self.store.drop(segment.id)
+                    dropped += segment.rows
+                else:
+                    kept.append(segment)
+            if kept:
+                self.slices[slice] = kept
+            else:
+                del self.slices[slice]
+        return dropped
+
+    @property
+    def rows(self) -> int:
+        return sum(segment.rows for segments in self.slices.values() for segment in segments)
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.slices.values())
+
+    def segments(self) -> Iterator[Segment]:
+        """Oldest slices first, whenever they came: so a restart changes no order."""
+        for _, segments in sorted(self.slices.items()):
+            yield from segments
+
+
+def merge_runs(runs: list[Run]) -> Run:
+    if len(runs) == 1:
+        return runs[0]
+    rows = Rows.concat([run.rows for run in runs])
+    hashes = np.concatenate([run.hashes for run in runs])
+    order = np.argsort(hashes, kind="stable")  # timsort: the runs are sorted already, so this is a merge
+    starts = np.concatenate([run.starts for run in runs])
+    ends = np.concatenate([run.ends for run in runs])
+    return Run(rows.take(order), hashes[order], starts[order], ends[order])
+
+
+def matches(probe: Run, stored: Run) -> Iterator[tuple[I64, I64]]:
+    """Index pairs (row of probe, row of stored) of equal hash whose validities meet, in bounded pieces.
+
+    Both runs are sorted by hash, so the search walks forward through `stored`.
+    """
+    if len(stored) == 0 or len(probe) == 0:
+        return
+    low = np.searchsorted(stored.hashes, probe.hashes, "left")
+    hit = np.flatnonzero(stored.hashes[np.minimum(low, len(stored) - 1)] == probe.hashes)
+    if hit.size == 0:
+        return
+    low = low[hit]
+    counts = np.searchsorted(stored.hashes, probe.hashes[hit], "right") - low
+    totals = np.cumsum(counts)
+    begin = 0
+    while begin < hit.size:
+        base = int(totals[begin - 1]) if begin else 0
+        stop = max(begin + 1, int(np.searchsorted(totals, base + PAIRS_AT_ONCE, "right")))
+        c = counts[begin:stop]
+        i = np.repeat(hit[begin:stop], c)
+        first = np.cumsum(c) - c
+        j = np.arange(int(c.sum())) + np.repeat(low[begin:stop] - first, c)
+        meets = np.maximum(probe.starts[i], stored.starts[j]) <= np.minimum(probe.ends[i], stored.ends[j])
+        i, j = i[meets], j[meets]
+        if i.size:
+            yield i, j
+        begin = stop
+
+
+def count_matches(probe: Run, stored: Run) -> int:
+    """How many pairs have equal hashes."""
+    low, high = (np.searchsorted(stored.hashes, probe.hashes, side) for side in ("left", "right"))
+    return int((high - low).sum())

@@ -1,0 +1,165 @@
+"""TopologyDriver: a whole mesh in one process, every channel under the test's hand.
+
+Source records go in as bytes, results come out as the records a reader would see. Between them stand the real ingest,
+join nodes and result encoder, and every block crosses as bytes. The test chooses who runs next and how much it takes.
+
+Invariant: whatever the choices, once every channel is drained the results are those of the oracle.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.block import decode_block, encode_block
+from schemas.mesh import Routing, Stream
+from schemas.rows import Rows
+from topology.ingest.reading import Late, Read, Reading, StreamReader, routers_of
+from topology.ingest.table import TableReader
+from topology.join.mjoin import open_node
+from topology.join.partition import Send
+from topology.message.bundle import bundled
+from topology.plan.plan import Plan
+from topology.results.results import ResultEncoder, SequenceFilter
+
+Choose = Callable[[int], int]  # choose(n) -> 0 … n-1
+
+
+@dataclass
+class Log:
+    """One partition of one topic."""
+
+    records: list[bytes] = field(default_factory=list)
+    read: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self.records) - self.read
+
+
+class TopologyDriver:
+    def __init__(
+        self,
+        plan: Plan,
+        streams: Mapping[str, Stream],
+        *,
+        partitions: int = 2,
+        source_partitions: int = 2,
+        feedback: bool | str = False,
+        cuts: Mapping[str, Mapping[int, int]] | None = None,
+        routing: Routing = "fixed",
+        heralds: bool = False,
+    ) -> None:
+        self.plan, self.partitions = plan, partitions
+        used = dict.fromkeys(source.stream for source in plan.query.sources)  # in order: a seed must replay
+        self.readers = {
+            name: StreamReader(streams[name], source_partitions)
+            if streams[name].table is None
+            else TableReader(streams[name], source_partitions, (cuts or {})[name])
+            for name in used
+        }
+        for reader in self.readers.values():
+            reader.readings = {p: Reading(0) for p in range(source_partitions)}
+        self.routers = routers_of(plan, partitions, 1, 1, heralds)
+        for router in self.routers:
+            for partition in range(source_partitions):
+                router.assign(partition, 0)
+        self.deleted: dict[tuple[str, int], dict[int, bytes | None]] = {}  # record keys of records without a value
+        self.loaded: set[tuple[str, int]] = set()  # partitions of tables
+        self.sources = {(name, p): Log() for name in used for p in range(source_partitions)}
+        self.inputs = {(node.id, p): Log() for node in plan.nodes for p in range(partitions)}
+        self.backs = {key: Log() for key in self.inputs}  # feedback topics
+        self.nodes = {
+            key: open_node(plan, *key, partitions, feedback=feedback, heralds=heralds, routing=routing)
+            for key in self.inputs
+        }
+        self.out = {p: Log() for p in range(partitions)}
+        self.filters = {p: SequenceFilter() for p in range(partitions)}
+        self.encoder = ResultEncoder(plan)
+        self.results: list[tuple[str, dict[str, Any], int]] = []
+        self.late: list[tuple[str, Late]] = []
+        self.broken: list[tuple[str, int, int, str]] = []
+
+    def delete(self, table: str, partition: int, key: bytes | None) -> int:
+        """Append a record that takes a key out of a table; returns its offset."""
+        offset = self.produce(table, partition, b"")
+        self.deleted.setdefault((table, partition), {})[offset] = key
+        return offset
+
+    def produce(self, stream: str, partition: int, value: bytes | Mapping[str, Any]) -> int:
+        """Append a record to a source topic; returns its offset."""
+        log = self.sources[stream, partition]
+        log.records.append(value if isinstance(value, bytes) else json.dumps(value).encode())
+        return len(log.records) - 1
+
+    def run(self, choose: Choose, most: int = 5) -> None:
+        """Drain every channel, letting `choose` pick who runs next and how many records it takes."""
+        while ready := self.ready():
+            actor = ready[choose(len(ready))]
+            self.advance(actor, 1 + choose(most))
+
+    def ready(self) -> list[tuple[str, Any]]:
+        found: list[tuple[str, Any]] = [("ingest", key) for key in self.sources if self._has_more(*key)]
+        found += [("node", key) for key, log in self.inputs.items() if log.waiting]
+        found += [("relay", key) for key, log in self.backs.items() if log.waiting]
+        found += [("sink", p) for p, log in self.out.items() if log.waiting]
+        return found
+
+    def _has_more(self, stream: str, partition: int) -> bool:
+        log, reader = self.sources[stream, partition], self.readers[stream]
+        if not isinstance(reader, TableReader):
+            return log.waiting > 0
+        reached = (
+            len(log.records) >= reader.cut[partition]
+        )  # also where there is nothing to read: a table must be said to be complete
+        return (stream, partition) not in self.loaded and (reached or log.waiting > 0)
+
+    def advance(self, actor: tuple[str, Any], count: int) -> None:
+        kind, key = actor
+        if kind == "ingest":
+            self._ingest(key, count)
+            return
+        if kind == "relay":  # a node appends what it hears to its own input: one order of all it takes
+            back = self.backs[key]
+            stop = min(back.read + count, len(back.records))
+            self.inputs[key].records += back.records[back.read : stop]
+            back.read = stop
+            return
+        log = self.inputs[key] if kind == "node" else self.out[key]
+        sends: list[Send] = []
+        for _ in range(min(count, log.waiting)):
+            block = decode_block(log.records[log.read])
+            log.read += 1
+            if kind == "node":
+                sends += self.nodes[key].step(log.read - 1, block).sends
+            elif (new := self.filters[key].unseen(block)) is not None:
+                made = self.encoder.encode(new)
+                self.results += [
+                    (k, json.loads(v), t) for k, v, t in zip(made.keys, made.values, made.times, strict=True)
+                ]
+        self._deliver(bundled(sends))
+
+    def _ingest(self, key: tuple[str, int], count: int) -> None:
+        stream, partition = key
+        log, reader = self.sources[key], self.readers[stream]
+        cut = reader.cut[partition] if isinstance(reader, TableReader) else len(log.records)
+        stop = min(log.read + count, len(log.records), cut)
+        deleted = self.deleted.get(key, {})
+        values = [None if at in deleted else log.records[at] for at in range(log.read, stop)]
+        read = reader.read(partition, list(range(log.read, stop)), values, deleted) if values else Read(Rows({}, 0))
+        log.read = stop
+        rows: Rows | None = read.rows
+        if isinstance(reader, TableReader):  # its rows leave when the cut is reached
+            rows = reader.load(partition) if stop == cut else None
+            self.loaded |= {key} if stop == cut else set()
+        self.late += [(stream, late) for late in read.late]
+        self.broken += [(stream, partition, offset, b.reason) for offset, b in read.broken]
+        for router in self.routers:
+            if router.source.stream == stream and rows is not None:
+                self._deliver(router.send(rows, reader))
+
+    def _deliver(self, sends: list[Send]) -> None:
+        for send in sends:
+            inputs = self.backs if send.back else self.inputs
+            log = self.out[send.partition] if send.target == "out" else inputs[send.target, send.partition]
+            log.records.append(encode_block(send.block))
