@@ -1,27 +1,29 @@
-"""A block: a columnar run of rows of one side of one join, or a notice without rows. What crosses every inner topic.
+"""A block: a header that says what it is, and rows if it brings any. What crosses every inner topic.
 
-Wire: magic `JMB`, version byte, CRC-32 of the rest (little-endian), header length (u32), header (MessagePack), rows
-(Arrow IPC stream).
+Wire: magic `JMB`, version byte, CRC-32 of the rest (little-endian), header length (u32), header (MessagePack), rows.
+One type of header a kind of message, one meaning a field:
+
+    of ingest        Events, Heralds, SourceEnded, PlanChanged
+    of a join node   Composites, NodeEnded                          to the node it feeds, or out
+                     ResumeDone, Release, Poll                      about demand, to the node it feeds
+                     Suspend, Resume, Reached                       about demand, to a node that feeds it
 
 Invariant: `decode_block` gives back exactly what `encode_block` was given, or raises `BlockError`; bytes damaged on the
-way are never read as rows.
+way are never read as rows. A block of another version is a `StateError`: it is whole, and must not be set aside.
 """
 
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 
-from schemas.errors import BlockError
+from schemas.errors import BlockError, StateError
 from schemas.rows import Rows, decode_rows, encode_rows
 
-MAGIC, VERSION = b"JMB", 1
+MAGIC, VERSION = b"JMB", 2
 MAX_BLOCK_BYTES = 512 * 1024  # what blocks are cut to; a single larger row travels alone
 _PREFIX = struct.Struct("<3sBII")
-
-Kind = Literal["rows", "watermark", "suspend", "resume", "resume-done", "release", "poll", "completion", "barrier"]
 NO_WATERMARK = -(2**62)
 
 
@@ -31,7 +33,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     partition: int
     first: int
     next: int
-    watermark: int
+    watermark: int  # no later event of the partition is on time below this
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -42,26 +44,136 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Who sent it, what it is, and where it stands in the sender's sequence.
+    """What every block says."""
 
-    A block of ingest (`positions` not empty) is deduplicated by source offset, one of a join node by `sequence`: the
-    last of its steps that it holds something of, with those of all its rows, in order, in `steps` if there are several.
+    epoch: int  # of the plan: of rows, the one they are routed by; else one that sender and receiver both know
+
+    @property
+    def kind(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    @property
+    def sender(self) -> str:
+        """An alias, or the id of a join node."""
+        raise NotImplementedError
+
+
+class FromSource(Header, frozen=True, array_like=True):
+    """Of ingest: deduplicated by source offset, which `positions` say."""
+
+    alias: str
+    partitions: int  # of the source topic
+    positions: tuple[Position, ...]
+
+    @property
+    def sender(self) -> str:
+        return self.alias
+
+
+class Events(FromSource, frozen=True, array_like=True, tag="events"):
+    """Rows of a stream for the input that it feeds; without rows, its time."""
+
+
+class Heralds(FromSource, frozen=True, array_like=True, tag="heralds"):
+    """What rows of a stream have that meet this node's rows only further down."""
+
+    herald: int  # which of the node's heralds
+    latest: int = NO_WATERMARK  # the largest time of its rows, for a receiver that does not read them
+
+
+class SourceEnded(FromSource, frozen=True, array_like=True, tag="source-ended"):
+    """These source partitions bring no more rows of the epoch: a barrier."""
+
+
+class PlanChanged(Header, frozen=True, array_like=True, tag="plan"):
+    """A query has a new plan: rows of its epoch may come from now on."""
+
+    plan: bytes  # as on the control topic
+
+    @property
+    def sender(self) -> str:
+        return "ingest"
+
+
+class FromNode(Header, frozen=True, array_like=True):
+    """Of a partition of a join node: deduplicated by `sequence`, which grows with all it says."""
+
+    node: str
+    partition: int
+    partitions: int
+    incarnation: int  # of the sender: an earlier one is a worker that was taken for dead
+    sequence: int
+
+    @property
+    def sender(self) -> str:
+        return self.node
+
+
+class Composites(FromNode, frozen=True, array_like=True, tag="composites"):
+    """Rows that a node made, for the input that it feeds; without rows, its time.
+
+    `sequence` is the last of its steps that it holds something of, with those of all its rows, in order, in `steps` if
+    there are several.
     """
 
-    kind: Kind
-    sender: str  # the alias whose rows ingest sends, or the id of the sending join node
-    sender_partition: int
-    sender_partitions: int  # how many partitions the sender has: a watermark needs word from all of them
-    incarnation: int
-    sequence: int
-    epoch: int
-    side: int  # 0 left, 1 right
-    watermark: int
-    positions: tuple[Position, ...] = ()
-    # pairs the sender has left out so far because of feedback and not made since, about; its consumer weighs them
-    # against what feedback costs
-    avoided: int = 0
+    watermark: int  # no later row of the sender starts before this
+    spared: int = 0  # pairs the sender left out so far because of feedback and not made since, about
     steps: tuple[Step, ...] = ()
+
+
+class NodeEnded(FromNode, frozen=True, array_like=True, tag="node-ended"):
+    """The sender makes no more rows of the epoch: a barrier."""
+
+
+class Suspend(FromNode, frozen=True, array_like=True, tag="suspend"):
+    """Do not make what shows these values."""
+
+    reached: int  # rows of the receiver that end before this are not wanted any more
+
+
+class Resume(FromNode, frozen=True, array_like=True, tag="resume"):
+    """Make again what shows these values, and what was left out of it; answer under the ticket."""
+
+    reached: int
+    ticket: int
+
+
+class Reached(FromNode, frozen=True, array_like=True, tag="reached"):
+    """How far the sender is, for what the receiver keeps for its sake."""
+
+    reached: int
+
+
+class ResumeDone(FromNode, frozen=True, array_like=True, tag="resume-done"):
+    """All that a ticket asked for has been sent."""
+
+    ticket: int
+
+
+class Release(FromNode, frozen=True, array_like=True, tag="release"):
+    """These values are forgotten: nothing is left out for them any more."""
+
+
+class Poll(FromNode, frozen=True, array_like=True, tag="poll"):
+    """Others do not want these values; do you?"""
+
+
+OF_CONSUMER = (Suspend, Resume, Reached)
+OF_PRODUCER = (ResumeDone, Release, Poll)
+_Kinds = (
+    Events
+    | Heralds
+    | SourceEnded
+    | PlanChanged
+    | Composites
+    | NodeEnded
+    | Suspend
+    | Resume
+    | Reached
+    | ResumeDone
+    | Release
+    | Poll
+)
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -70,7 +182,7 @@ class Block(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Header)
+_decoder = msgspec.msgpack.Decoder(_Kinds)
 
 
 def encode_block(block: Block) -> bytes:
@@ -90,16 +202,32 @@ def decode_header(data: bytes | None) -> Header:
     magic, version, checksum, size = _PREFIX.unpack_from(data)
     if magic != MAGIC:
         raise BlockError("the record does not begin with a block's magic bytes")
-    if version != VERSION:
-        raise BlockError(f"block version {version} is not known here (this is version {VERSION}); upgrade this service")
     if size > len(data) - _PREFIX.size:
         raise BlockError(f"the header is said to have {size} bytes, the record has {len(data)}")
     if zlib.crc32(memoryview(data)[8:]) != checksum:
         raise BlockError("checksum does not match: the block was damaged")
+    if version != VERSION:
+        raise _other_version(version)
     try:
-        return _decoder.decode(memoryview(data)[_PREFIX.size : _PREFIX.size + size])
+        header: Header = _decoder.decode(memoryview(data)[_PREFIX.size : _PREFIX.size + size])
+        return header
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec lets bad UTF-8 through as the latter
         raise BlockError(f"header cannot be read: {error}") from None
+
+
+def _other_version(version: int) -> Exception:
+    if version == 0 or version > VERSION + 100:
+        return BlockError(f"block version {version} is not known here")
+    if version > VERSION:
+        return StateError(
+            f"a block of version {version} came, written by a later joinmesh (this one writes version {VERSION}); upgrade"
+            " this service"
+        )
+    return StateError(
+        f"a block of version {version} came, written by an earlier joinmesh (this one writes version {VERSION}); the mesh"
+        " was upgraded while blocks were under way: go back to the version before, stop its producers, wait until"
+        " `joinmesh status` shows no lag, then upgrade and start under a new mesh name"
+    )
 
 
 def decode_block(data: bytes | None, wanted: Callable[[Header], bool] | None = None) -> Block:

@@ -25,6 +25,13 @@ def work(driver: TopologyDriver, choice: Random, patience: float, most: int, to_
             return
 
 
+def let_all_go(driver: TopologyDriver, choice: Random, most: int, ticks: int) -> None:
+    """Work until restraints that let go by themselves hold nothing any more, at any node."""
+    for _ in range(ticks):
+        driver.tick()
+        work(driver, choice, 0, most, to_the_end=True)
+
+
 def check_results(driver: TopologyDriver, wanted: Mapping[str, Any], where: str) -> int:
     """The results are those wanted, each once; how many there are."""
     found = {key: (value, at) for key, value, at in driver.results}

@@ -7,23 +7,25 @@ hear feedback at once or late. A failing seed prints itself; `case(seed)` replay
 
 import random
 from collections import Counter
-from unittest import mock
+from dataclasses import replace
 
 import pytest
 
 from schemas.mesh import FieldType, Stream
 from services.simulation.case import binary_tree
-from tests.drawn import check_often, check_results, say, work
+from tests.drawn import check_often, check_results, let_all_go, say, work
 from tests.topology.test_mesh_equals_oracle import edges_of
+from topology.join.partition import Restrain
+from topology.join.settings import Settings
 from topology.oracle.truth import Event, truth
 from topology.plan.plan import build_plan
 from topology.query.cql import parse_query
+from topology.restraint.detection import ROWS_LEAST
 from topology.restraint.heralding import heeding
-from topology.restraint.suspension import detection, policy
 from topology.restraint.suspension.policy import RESTLESS
-from topology.testing.driver import TopologyDriver
+from topology.testing.driver import TopologyDriver, with_modes
 
-HEEDING = [heeding.EAGER, heeding.RESTLESS, {**heeding.RESTLESS, "WEIGHED_BLOCKS": 7}]
+HEEDING = [heeding.EAGER, heeding.RESTLESS, replace(heeding.RESTLESS, weighed_blocks=7)]
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "ts": FieldType.TIMESTAMP}
 SEEDS, CHUNK = 400, 50
 COUNTED = ("pairs_avoided", "rows_diverted", "values_suspended", "values_resumed", "pairs_resumed")
@@ -52,15 +54,13 @@ def draw_text(rng: random.Random, n: int) -> str:
 
 def case(seed: int, heralds: bool = False, feedback: bool = True) -> Counter[str]:
     """In every second, sub-tuples of type II are spoken of whether or not their values repeat."""
-    with (
-        mock.patch.multiple(policy, **RESTLESS),
-        mock.patch.multiple(heeding, **HEEDING[seed % len(HEEDING)]),
-        mock.patch.object(detection, "ROWS_LEAST", 10**9 if seed % 2 else detection.ROWS_LEAST),
-    ):
-        return run_case(seed, heralds, feedback and ("auto" if seed % 4 == 3 else True))
+    settings = Settings(
+        weights=RESTLESS, heeding=HEEDING[seed % len(HEEDING)], rows_least=10**9 if seed % 2 else ROWS_LEAST
+    )
+    return run_case(seed, with_modes(settings, feedback and ("auto" if seed % 4 == 3 else True), heralds=heralds))
 
 
-def run_case(seed: int, heralds: bool, feedback: bool | str) -> Counter[str]:
+def run_case(seed: int, settings: Settings, restrain: Restrain | None = None, changes: float = 0) -> Counter[str]:
     rng, choice = random.Random(seed), random.Random(f"{seed} interleaving")
     n = rng.choice([3, 3, 4, 4, 5])
     names = [f"r{i}" for i in range(n)]
@@ -78,15 +78,17 @@ def run_case(seed: int, heralds: bool, feedback: bool | str) -> Counter[str]:
         streams,
         partitions=rng.choice([1, 2, 3]),
         source_partitions=source_partitions,
-        feedback=feedback,
-        heralds=heralds,
+        settings=settings,
+        restrain=restrain,
     )
     values, sparse = (
         rng.choice([2, 3, 4, 6]),
         {name: rng.choice([0.6, 0.9]) for name in rng.sample(names, rng.choice([1, 1, 2]))},
     )
-    time, events = 1_000, []
+    time, events, own = 1_000, [], random.Random(f"{seed} plans")
     for i in range(rng.choice([20, 40]) * n):
+        if own.random() < changes:
+            driver.change_plan()
         time += rng.choice([0, 1, 1, 2, 6])
         stream = rng.choice(names)
         if rng.random() < sparse.get(stream, 0):
@@ -102,10 +104,12 @@ def run_case(seed: int, heralds: bool, feedback: bool | str) -> Counter[str]:
         if i % burst == 0:
             work(driver, choice, patience, most, to_the_end=False)
     work(driver, choice, patience, most, to_the_end=True)
+    if restrain is not None:
+        let_all_go(driver, choice, most, ticks=40 * len(plan.nodes))
     where = f"seed {seed}: {query.name} {plan.tree}"
     counts: Counter[str] = Counter(results=check_results(driver, truth(query, streams, events), where))
     for node in driver.nodes.values():
-        for told in node.memo.heralds.each if node.memo.heralds else ():
+        for told in node.memo.heralds.each:
             counts.update(
                 {
                     "heralds": told.rows,
@@ -116,8 +120,6 @@ def run_case(seed: int, heralds: bool, feedback: bool | str) -> Counter[str]:
                 }
             )
         memo = node.memo.feedback
-        if memo is None:
-            continue
         assert not any(memo.tickets), f"{where}: a resume was never answered"
         counts.update({name: getattr(memo, name) for name in COUNTED})
         counts["changes"] += sum(w.changes for w in memo.weighed or ())

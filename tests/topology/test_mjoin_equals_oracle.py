@@ -8,21 +8,19 @@ be compared: feedback makes fewer.
 
 import random
 from collections import Counter
-from unittest import mock
 
 import pytest
 
 from schemas.mesh import FieldType, Routing, Stream
 from services.simulation.case import random_tree
 from tests.drawn import check_results, say, work
-from topology.join.mjoin import MultiJoin
+from topology.join.settings import Settings
 from topology.oracle.truth import Event, truth
 from topology.plan.plan import build_plan, tree_text
 from topology.query.cql import parse_query
 from topology.restraint.heralding import heeding
-from topology.restraint.suspension import policy
 from topology.restraint.suspension.policy import RESTLESS
-from topology.testing.driver import TopologyDriver
+from topology.testing.driver import TopologyDriver, with_modes
 
 FIELDS = {
     "k": FieldType.INT64,
@@ -68,14 +66,7 @@ def draw_text(rng: random.Random, n: int) -> str:
 
 
 def case(seed: int) -> Counter[str]:
-    with (
-        mock.patch.multiple(policy, **RESTLESS),
-        mock.patch.multiple(heeding, **(heeding.EAGER, heeding.RESTLESS)[seed % 2]),
-    ):
-        return _case(seed)
-
-
-def _case(seed: int) -> Counter[str]:
+    restless = Settings(weights=RESTLESS, heeding=(heeding.EAGER, heeding.RESTLESS)[seed % 2])
     rng = random.Random(seed)
     n = rng.choice([3, 3, 4, 4, 5])
     names = [f"r{i}" for i in range(n)]
@@ -114,9 +105,7 @@ def _case(seed: int) -> Counter[str]:
             streams,
             partitions=partitions,
             source_partitions=source_partitions,
-            feedback=feedback,
-            routing=routing,
-            heralds=heralds,
+            settings=with_modes(restless, feedback, routing, heralds),
         )
         events = []
         for i, (stream, partition, row) in enumerate(rows):
@@ -128,31 +117,22 @@ def _case(seed: int) -> Counter[str]:
         where = f"seed {seed}: {tree_text(plan.tree)}, {routing}, feedback {feedback}, heralds {heralds}"
         counts["results"] += check_results(driver, wanted, where)
         for node in driver.nodes.values():
-            for told in node.memo.heralds.each if node.memo.heralds is not None else ():
+            for told in node.memo.heralds.each:
                 counts.update(
                     {
-                        f"heralds of {'M-Joins' if isinstance(node, MultiJoin) else 'joins'} refused": told.refused,
+                        f"heralds of {'M-Joins' if node.node.is_flat else 'joins'} refused": told.refused,
                         "made for heralds": told.made,
                     }
                 )
             memo = node.memo.feedback
-            assert memo is None or not any(memo.tickets), f"{where}: a resume was never answered"
-            if isinstance(node, MultiJoin):
+            assert not any(memo.tickets), f"{where}: a resume was never answered"
+            if node.node.is_flat:
                 if feedback != "auto" and not heralds:
-                    counts[f"composites {routing}{' with feedback' if feedback else ''}"] += node.paths.composites
-                if memo is not None:
-                    counts.update(
-                        {
-                            name: getattr(memo, name)
-                            for name in (
-                                "values_suspended",
-                                "values_resumed",
-                                "rows_diverted",
-                                "pairs_avoided",
-                                "pairs_resumed",
-                            )
-                        }
-                    )
+                    counts[f"composites {routing}{' with feedback' if feedback else ''}"] += node.memo.counts.composites
+                for one in (memo, node.memo.hiding):
+                    names = ("values_suspended", "values_resumed", "rows_diverted", "pairs_avoided", "pairs_resumed")
+                    counts.update({name: getattr(one, name, 0) for name in names})
+                if feedback:
                     counts["asked"] += memo.values_suspended > 0 and memo.blocks_sent > 0
                     counts["changes of mind"] += sum(w.changes for w in memo.weighed or ())
     return counts

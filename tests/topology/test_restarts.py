@@ -7,7 +7,7 @@ drawn moments. A failing seed prints itself.
 """
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 from unittest import mock
 
@@ -18,9 +18,11 @@ from schemas.block import decode_block
 from schemas.rows import Rows
 from tests.drawn import check_often, say
 from tests.topology import test_feedback_equals_oracle as drawn
-from topology.join.mjoin import open_node
-from topology.join.partition import Effects, Memo, Partition
-from topology.state.window_state import MemoryStore
+from topology.join.memo import Memo
+from topology.join.partition import Partition
+from topology.join.settings import Settings
+from topology.message.effects import Effects
+from topology.state.window_state import MemoryStore, StateName
 from topology.testing.driver import TopologyDriver
 
 SEEDS, CHUNK = 160, 40
@@ -37,15 +39,19 @@ def stepped(
     made: Partition,
     driver: TopologyDriver,
     key: tuple[str, int],
-    settings: dict[str, Any],
+    settings: Settings,
     restarts: random.Random | None,
-    stores: list[MemoryStore],
+    stores: defaultdict[StateName, MemoryStore],
 ) -> list[Any]:
     """What the node sends, step by step."""
     node, sent, tables = made, [], dict[str, bytes]()
     for offset, data in enumerate(driver.inputs[key].records[: driver.inputs[key].read]):
         effects: Effects = node.step(offset, decode_block(data, node.reads))
-        tables |= effects.tables
+        for name, record in effects.tables.items():
+            if record is None:
+                tables.pop(name, None)
+            else:
+                tables[name] = record
         sent.append(
             [
                 (send.target, send.partition, send.back, send.block.header, content(send.block.rows))
@@ -54,8 +60,10 @@ def stepped(
         )
         if restarts is not None and restarts.random() < 0.2:
             memo = msgspec.msgpack.decode(msgspec.msgpack.encode(node.memo), type=Memo)
-            node = open_node(driver.plan, *key, driver.partitions, stores=stores, memo=memo, **settings)
-            node.restore([list(store.segments.values()) for store in stores], tables)
+            node = Partition(
+                driver.plan, *key, driver.partitions, stores=stores.__getitem__, memo=memo, settings=settings
+            )
+            node.restore({name: list(store.segments.values()) for name, store in stores.items()}, tables)
             done["restarts"] += 1
     done["steps"] += len(sent)
     return sent
@@ -80,16 +88,15 @@ def check(seed: int) -> None:
 
     heralds, feedback = seed % 2 == 0, seed % 5 != 0
 
-    def replay(seed: int, heralds: bool, feedback: bool | str) -> Counter[str]:
+    def replay(seed: int, settings: Settings) -> Counter[str]:
         """Within the constants that the case is drawn with."""
-        found = run_case(seed, heralds, feedback)
-        driver, settings = made[0], {"feedback": feedback, "heralds": heralds}
-        for key, node in driver.nodes.items():
-            sides = len(node.states) + len(node.told)
-            stores = [[MemoryStore() for _ in range(sides)] for _ in range(2)]
+        found = run_case(seed, settings)
+        driver = made[0]
+        for key in driver.nodes:
+            stores = [defaultdict[StateName, MemoryStore](MemoryStore) for _ in range(2)]
             runs = [
                 stepped(
-                    open_node(driver.plan, *key, driver.partitions, stores=s, **settings),
+                    Partition(driver.plan, *key, driver.partitions, stores=s.__getitem__, settings=settings),
                     driver,
                     key,
                     settings,

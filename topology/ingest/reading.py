@@ -10,20 +10,22 @@ Invariants
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
-from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Header, Position
+from schemas.block import MAX_BLOCK_BYTES, NO_WATERMARK, Block, Events, Heralds, Position
 from schemas.mesh import Stream
 from schemas.rows import I64, Column, Mask, Rows
 from topology.ingest.decode import Broken, Decoder
-from topology.join.partition import WATERMARKS_PER_WINDOW, Send, partition_rows
+from topology.message.effects import Send
 from topology.plan.heralds import Herald, herald_routes, part_hash
 from topology.plan.plan import Plan, Route
 from topology.query.conditions import Conditions
+from topology.restraint.interface import WATERMARKS_PER_WINDOW
 from topology.state.hashing import combine, hash_key
+from topology.state.partitioning import partition_rows
 from topology.state.window import HASH, OFFSET_BITS, part_id, part_time
 
 _ID, _TIME = "#", "@"  # id and time columns before they belong to an alias
@@ -251,18 +253,7 @@ class Router:
     def _to(
         self, target: int, kind: str, positions: Sequence[Position], rows: Rows | None, reader: StreamReader
     ) -> Send:
-        header = Header(
-            kind="rows" if kind == "rows" else "watermark",
-            sender=self.route.alias,
-            sender_partition=0,
-            sender_partitions=reader.partitions,
-            incarnation=self.incarnation,
-            sequence=0,
-            epoch=self.epoch,
-            side=self.route.side,
-            watermark=NO_WATERMARK,
-            positions=tuple(positions),
-        )
+        header = Events(self.epoch, self.route.alias, reader.partitions, tuple(positions))
         return Send(self.route.node, target, Block(header, rows))
 
 
@@ -278,11 +269,10 @@ class HeraldRouter(Router):
         self, target: int, kind: str, positions: Sequence[Position], rows: Rows | None, reader: StreamReader
     ) -> Send:
         """With the largest time of its rows, for a receiver that does not read them."""
-        send = super()._to(target, kind, positions, rows, reader)
-        if rows is None or not len(rows):
-            return send
-        header = msgspec.structs.replace(send.block.header, watermark=int(rows.ints(part_time(self.route.alias)).max()))
-        return replace(send, block=Block(header, rows))
+        alias, number = self.route.alias, self.route.side - len(self.plan.node(self.route.node).inputs)
+        latest = NO_WATERMARK if rows is None or not len(rows) else int(rows.ints(part_time(alias)).max())
+        header = Heralds(self.epoch, alias, reader.partitions, tuple(positions), number, latest)
+        return Send(self.route.node, target, Block(header, rows))
 
     def _parts(self, rows: Rows) -> dict[int, Rows]:
         alias, parts = (

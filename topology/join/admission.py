@@ -10,7 +10,23 @@ it.
 import numpy as np
 import pyarrow as pa
 
-from schemas.block import NO_WATERMARK, Block, Header, Position
+from schemas.block import (
+    NO_WATERMARK,
+    Block,
+    Composites,
+    Events,
+    FromNode,
+    FromSource,
+    Header,
+    Heralds,
+    NodeEnded,
+    Position,
+    Reached,
+    Resume,
+    ResumeDone,
+    SourceEnded,
+    Suspend,
+)
 from schemas.errors import BlockError
 from schemas.mesh import FieldType
 from schemas.rows import I64, Column, Rows
@@ -24,7 +40,7 @@ _SEQUENCE_MOST = 1 << 62
 
 
 class Admission:
-    """The rules for blocks of one sender."""
+    """The rules for the rows of one sender."""
 
     def __init__(self, plan: Plan, input: Input, partition: int, partitions: int, hashed: bool = True) -> None:
         self.input, self.partition, self.partitions = input, partition, partitions
@@ -35,31 +51,21 @@ class Admission:
         self.types = types
         self._tables = {alias for alias in input.aliases if plan.query.source(alias).is_table}
         self._never_null = {n for n in types if n[0] in "#@"} | {str(c) for c in (*input.key, *input.linked)}
+        self._kind: type[Header] = Events if input.is_source else Composites
 
-    def check(self, block: Block, epoch: int) -> None:
-        header = block.header
+    def check(self, block: Block) -> None:
+        header, rows = block.header, block.rows
         if header.sender != self.input.name:
             raise BlockError(f"sent by {header.sender!r}, but this side is fed by {self.input.name!r}")
-        _check_epoch(header, epoch)
-        if header.kind not in ("rows", "watermark"):
-            raise BlockError(f"of kind {header.kind!r}, which nothing sends yet")
-        self._check_place(header)
-        _check_steps(header, 0 if block.rows is None else len(block.rows))
-        if block.rows is not None:
-            self._check_rows(block.rows)
-            if self.input.is_source and len(block.rows):
-                self._check_inside(block.rows[part_id(self.input.name)], header.positions)
-
-    def _check_place(self, header: Header) -> None:
-        if self.input.is_source != bool(header.positions):
-            raise BlockError(
-                "source positions are missing" if self.input.is_source else "source positions in a join node's block"
-            )
-        check_sender(header, None if self.input.is_source else self.partitions)
-        for p in header.positions:
-            if not (0 <= p.partition < header.sender_partitions and 0 <= p.first <= p.next < 1 << 48):
-                raise BlockError(f"position {p.partition}:{p.first}-{p.next} is out of range")
-            _check_time(p.watermark)
+        if not isinstance(header, self._kind):
+            raise BlockError(f"of kind {header.kind!r}, which {header.sender} does not send")
+        check_header(header, self.partitions)
+        if isinstance(header, Composites):
+            _check_steps(header, 0 if rows is None else len(rows))
+        if rows is not None:
+            self._check_rows(rows)
+            if isinstance(header, FromSource) and len(rows):
+                self._check_inside(rows[part_id(self.input.name)], header.positions)
 
     def _check_inside(self, ids: I64, positions: tuple[Position, ...]) -> None:
         """Every row is one that the positions speak of, once: repeats are found by them."""
@@ -99,30 +105,70 @@ class Admission:
 class HeraldAdmission(Admission):
     """The rules for blocks that herald a stream: hashes without the columns they are of."""
 
-    def __init__(self, plan: Plan, herald: Herald, partition: int, partitions: int) -> None:
+    def __init__(self, plan: Plan, herald: Herald, number: int, partition: int, partitions: int) -> None:
         super().__init__(plan, Input(herald.alias, (herald.alias,), (), herald.columns), partition, partitions)
         self._parts = [part_hash(k) for k in range(len(herald.parts))] if len(herald.parts) > 1 else []
         self.types |= dict.fromkeys(self._parts, pa.uint64())
         self._never_null |= set(self._parts)
+        self._kind, self._number = Heralds, number
+
+    def check(self, block: Block) -> None:
+        super().check(block)
+        if isinstance(block.header, Heralds):
+            if block.header.herald != self._number:
+                raise BlockError(
+                    f"of herald {block.header.herald}, but {self.input.name} is herald {self._number} here"
+                )
+            _check_time(block.header.latest)
 
     def _check_hashes(self, rows: Rows) -> None:
         if self._parts and (combine([rows[name] for name in self._parts]) != rows[HASH]).any():
             raise BlockError("a herald's hash is not that of its parts")
 
 
-def check_sender(header: Header, partitions: int | None) -> None:
-    """Numbers within range; `partitions` is what the sender must have, if that is known."""
-    if not 0 <= header.sequence < _SEQUENCE_MOST or not 0 <= header.sender_partition < header.sender_partitions:
-        raise BlockError(f"sequence {header.sequence} of partition {header.sender_partition} is out of range")
-    if not 0 <= header.incarnation < _SEQUENCE_MOST:
-        raise BlockError(f"incarnation {header.incarnation} is out of range")
-    if partitions is not None and header.sender_partitions != partitions:
-        raise BlockError(f"sent by one of {header.sender_partitions} partitions, this mesh has {partitions}")
-    _check_time(header.watermark)
+def check_header(header: Header, partitions: int) -> None:
+    """Numbers within range; `partitions` is what a join node has."""
+    if isinstance(header, FromSource):
+        if not header.positions:
+            raise BlockError("source positions are missing")
+        for p in header.positions:
+            if not (0 <= p.partition < header.partitions and 0 <= p.first <= p.next < 1 << 48):
+                raise BlockError(f"position {p.partition}:{p.first}-{p.next} is out of range")
+            _check_time(p.watermark)
+    elif isinstance(header, FromNode):
+        if not 0 <= header.sequence < _SEQUENCE_MOST or not 0 <= header.partition < header.partitions:
+            raise BlockError(f"sequence {header.sequence} of partition {header.partition} is out of range")
+        if not 0 <= header.incarnation < _SEQUENCE_MOST:
+            raise BlockError(f"incarnation {header.incarnation} is out of range")
+        if header.partitions != partitions:
+            raise BlockError(f"sent by one of {header.partitions} partitions, this mesh has {partitions}")
+        if isinstance(header, Composites):
+            _check_time(header.watermark)
+        if isinstance(header, Suspend | Resume | Reached):
+            _check_time(header.reached)
+        if isinstance(header, Resume | ResumeDone) and not 0 <= header.ticket < _SEQUENCE_MOST:
+            raise BlockError(f"ticket {header.ticket} is out of range")
 
 
-def _check_steps(header: Header, rows: int) -> None:
-    """Steps, if there are several, are those of a join node, in order, and make up all its rows."""
+def check_barrier(block: Block, senders: frozenset[str], partitions: int) -> None:
+    """That a sender of ours has ended an epoch."""
+    header = block.header
+    assert isinstance(header, SourceEnded | NodeEnded)
+    if header.sender not in senders:
+        raise BlockError(f"{header.kind} of {header.sender!r}, which sends nothing here")
+    if block.rows is not None:
+        raise BlockError(f"{header.kind} with rows")
+    check_header(header, partitions)
+
+
+def check_epoch(header: Header, first: int, newest: int) -> None:
+    if not first <= header.epoch <= newest:
+        here = f"epoch {first} runs" if first == newest else f"epochs {first} to {newest} are known"
+        raise BlockError(f"of plan epoch {header.epoch}, but {here} here")
+
+
+def _check_steps(header: Composites, rows: int) -> None:
+    """Steps, if there are several, are in order and make up all its rows."""
     sequences = [step.sequence for step in header.steps]
     ordered = sequences == sorted(set(sequences)) and (
         not sequences or 0 <= sequences[0] <= sequences[-1] <= header.sequence
@@ -130,26 +176,11 @@ def _check_steps(header: Header, rows: int) -> None:
     whole = not header.steps or (
         all(step.rows > 0 for step in header.steps) and sum(step.rows for step in header.steps) == rows
     )
-    if not ordered or not whole or (header.steps and header.positions):
+    if not ordered or not whole:
         raise BlockError(
-            f"steps {[(step.sequence, step.rows) for step in header.steps]} are not those of {rows} rows up to sequence"
-            f" {header.sequence}"
+            f"steps {[(step.sequence, step.rows) for step in header.steps]} are not those of {rows} rows up to"
+            f" sequence {header.sequence}"
         )
-
-
-def check_node_header(header: Header, epoch: int, partitions: int) -> None:
-    """The header of a block about demand: of this plan, from a join node."""
-    _check_epoch(header, epoch)
-    if header.positions:
-        raise BlockError("source positions in a join node's block")
-    if header.steps:
-        raise BlockError("several steps in a block about demand")
-    check_sender(header, partitions)
-
-
-def _check_epoch(header: Header, epoch: int) -> None:
-    if header.epoch != epoch:
-        raise BlockError(f"of plan epoch {header.epoch}, but epoch {epoch} runs here")
 
 
 def _check_time(time: int) -> None:

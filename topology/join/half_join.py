@@ -1,30 +1,28 @@
-"""One half join of an M-Join (JIT, figure 2): composites of some inputs meet the state of one more.
+"""One half join: composites of some inputs meet the state of one more (JIT, figure 2). A binary join is a path of one.
 
-A composite holds the columns of its inputs; it finds partners by all equalities between them and the new input at once,
-not only by the key. For that a stored run is indexed by those columns, once.
+A composite holds the columns of its inputs; it finds partners by all equalities between them and the new input at once.
+Where these are the key of the input, its runs are sorted for it; else a stored run is indexed by the columns, once.
 
-Invariant: what is made are exactly the composites whose equalities hold, whose validities meet and whose residuals are
-true, each once. It comes in pieces of bounded size, whatever the skew, so that nothing larger is ever in memory on the
-way to a result.
+Invariant: `meet` finds each pair of equal hashes whose validities meet once, and `build` keeps those whose equalities
+hold and whose residuals are true. Both go piece by piece, so that nothing larger than a piece is ever in memory on the
+way to a result, whatever the skew.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.rows import I64, Mask, Rows
+from schemas.rows import I64, Rows
 from topology.plan.plan import Node
-from topology.plan.shapes import shape_hash
 from topology.query.conditions import Conditions
 from topology.query.expression import columns_of
-from topology.state.hashing import equal_keys
+from topology.restraint.interface import Restraint
+from topology.state.hashing import equal_keys, shape_hash
 from topology.state.lookup import indexed
 from topology.state.meeting import ARRIVED
+from topology.state.pairs import Piece
 from topology.state.window_state import Run, WindowState, matches
-
-COMPOSITES_AT_ONCE = 1 << 17
-Waiting = Callable[[int, Run, I64], Mask | None]  # input, stored run, places in it -> which of these no path may meet
 
 
 @dataclass(frozen=True)
@@ -71,51 +69,58 @@ def _first(members: dict[int, str], held: tuple[int, ...]) -> str | None:
     return next((members[side] for side in held if side in members), None)
 
 
-def composites(
-    half: HalfJoin, probe: Run, state: WindowState, carried: list[str], waiting: Waiting | None, met: Mask
-) -> Iterator[Run]:
-    """The composites that `probe` makes with a state, in pieces; marks in `met` which rows of it have a partner by
-    value, whether or not it waits."""
-    if not len(probe):
-        return
-    hashes = probe.hashes if half.by_key else shape_hash(probe.rows, half.mine)
-    asked = Run(probe.rows, hashes, probe.starts, probe.ends)
-    found: list[tuple[I64, Rows, I64, I64]] = []
-    count = 0
-    for run in state.reachable(int(probe.starts.min()), int(probe.ends.max())):
-        ordered, order = (run, None) if half.by_key else _ordered(run, half.theirs)
-        for i, at in matches(asked, ordered):
-            met[i] = True
-            j = at if order is None else order[at]
-            waits = None if waiting is None else waiting(half.to, run, j)
-            if waits is not None:
-                i, j = i[~waits], j[~waits]
-            for begin in range(0, len(i), COMPOSITES_AT_ONCE):
-                some, theirs = i[begin : begin + COMPOSITES_AT_ONCE], j[begin : begin + COMPOSITES_AT_ONCE]
-                found.append((some, run.rows.select(carried).take(theirs), run.starts[theirs], run.ends[theirs]))
-                count += len(some)
-                if count >= COMPOSITES_AT_ONCE:
-                    yield _made(half, probe, found)
-                    found, count = [], 0
-    if found:
-        yield _made(half, probe, found)
+def meet(half: HalfJoin, probe: Run, state: WindowState, above: int, upto: int) -> Iterator[Piece]:
+    """Pairs of `probe` with the stored rows of some epochs."""
+    asked = probe if half.by_key else _asked(probe, half.mine)
+    for run in state.reachable(int(probe.starts.min()), int(probe.ends.max()), above, upto):
+        if half.by_key:
+            for i, j in matches(asked, run):
+                yield i, run, j
+        else:
+            ordered, order = _ordered(run, half.theirs)
+            for i, at in matches(asked, ordered):
+                yield i, run, order[at]
 
 
-def _made(half: HalfJoin, probe: Run, found: list[tuple[I64, Rows, I64, I64]]) -> Run:
-    i = np.concatenate([some for some, _, _, _ in found])
-    mine, theirs = probe.rows.take(i), Rows.concat([rows for _, rows, _, _ in found])
-    rows = Rows({**mine.columns, **theirs.columns}, len(i))
-    if ARRIVED in theirs.columns:
-        rows = rows.with_column(ARRIVED, np.maximum(mine.ints(ARRIVED), theirs.ints(ARRIVED)))
-    starts = np.maximum(probe.starts[i], np.concatenate([starts for _, _, starts, _ in found]))
-    ends = np.minimum(probe.ends[i], np.concatenate([ends for _, _, _, ends in found]))
+def visible(pieces: Iterator[Piece], to: int, restraints: Sequence[Restraint]) -> Iterator[Piece]:
+    """Without the stored rows that may not be met."""
+    for i, run, j in pieces:
+        for restraint in restraints:
+            hidden = restraint.hidden(to, run, j)
+            if hidden is not None and hidden.any():
+                i, j = i[~hidden], j[~hidden]
+        if len(i):
+            yield i, run, j
+
+
+def build(half: HalfJoin, probe: Run, pieces: Sequence[Piece], mine: list[str], theirs: list[str]) -> Run:
+    """Pairs as rows with these columns of both; equality and residuals verified. When both came is the later moment."""
+    i = pieces[0][0] if len(pieces) == 1 else np.concatenate([i for i, _, _ in pieces])
+    stored = Rows.concat([run.rows.select(theirs).take(j) for _, run, j in pieces])
+    probed = probe.rows.select(mine).take(i)
+    columns = {**probed.columns, **stored.columns}
+    if ARRIVED in mine and ARRIVED in theirs:
+        columns[ARRIVED] = np.maximum(probed.ints(ARRIVED), stored.ints(ARRIVED))
+    rows = Rows(columns, len(i))
+    starts = np.maximum(probe.starts[i], _joined([run.starts[j] for _, run, j in pieces]))
+    ends = np.minimum(probe.ends[i], _joined([run.ends[j] for _, run, j in pieces]))
     made = Run(rows, probe.hashes[i], starts, ends)
     same = equal_keys([rows[name] for name in half.mine], [rows[name] for name in half.theirs])
     if same is not None and not same.all():
         made = made.take(np.flatnonzero(same))
     if half.residual and len(made):
-        made = made.take(np.flatnonzero(half.residual.mask(made.rows)))
+        kept = half.residual.mask(made.rows)
+        if not kept.all():
+            made = made.take(np.flatnonzero(kept))
     return made
+
+
+def _joined(parts: list[I64]) -> I64:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _asked(probe: Run, names: tuple[str, ...]) -> Run:
+    return Run(probe.rows, shape_hash(probe.rows, names), probe.starts, probe.ends)
 
 
 def _ordered(run: Run, names: tuple[str, ...]) -> tuple[Run, I64]:

@@ -21,14 +21,13 @@ MEASURED_MOST = 1 << 14  # rows; then both counts are halved
 class PathsMemo(msgspec.Struct):
     """What an M-Join remembers of its paths."""
 
-    composites: int = 0  # made on the way to a result, and not stored
     batches: int = 0
     fan_outs: dict[str, list[int]] = msgspec.field(
         default_factory=dict
     )  # half join -> rows that probed, composites they made
 
 
-class Router:
+class Paths:
     def __init__(self, routing: Routing, memo: PathsMemo) -> None:
         self.routing, self.memo = routing, memo
 

@@ -13,12 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import numpy as np
-
-from schemas.rows import U64, Rows
 from topology.plan.plan import Input, Node, Plan
 from topology.query.expression import Column
-from topology.state.hashing import hash_key
 
 OWN_COLUMNS_MOST = 4  # a key of more columns is taken whole: its lattice has 2^n nodes
 
@@ -131,10 +127,3 @@ def _shape(
     keys = [i.key for i in producer.inputs]
     targets = keys.index(columns) if columns in keys else None
     return Shape(columns, opposite, other, sides, targets, columns == edge.key)
-
-
-def shape_hash(rows: Rows, names: tuple[str, ...]) -> U64:
-    """The hash of each row's sub-tuple."""
-    if not names:
-        return np.zeros(len(rows), np.uint64)
-    return hash_key([rows[name] for name in names])

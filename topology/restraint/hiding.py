@@ -12,22 +12,36 @@ hiding leaves out of a path lacks its row of k, and is made when that row comes.
 entry may be dropped at any time.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from schemas.block import NO_WATERMARK
 from schemas.rows import I64, U64, Mask
 from topology.plan.plan import Node
-from topology.plan.shapes import Shape, links, shape_hash, sizes_of
-from topology.restraint.suspension.detection import without_partner
-from topology.restraint.suspension.memo import FeedbackMemo
-from topology.restraint.suspension.suspended import ShapeTable, changed_bytes
-from topology.state.lookup import entries_of, hidden_rows, waiting_rows
-from topology.state.window_state import Run, WindowState
+from topology.plan.shapes import Shape, links, sizes_of
+from topology.restraint.detection import without_partner
+from topology.restraint.interface import Ground, Restraint
+from topology.restraint.suspension.suspended import ShapeTable, changed_bytes, entries_of
+from topology.restraint.waiting import hidden_rows, waiting_rows
+from topology.state.hashing import shape_hash
+from topology.state.window_state import Run
 
+COMPOSITES_A_ROW = 16  # that hiding is worth its tables, as `python -m tests.benchmarks.mjoin` measured
 _VOTER, _NOW = 0, 0  # a partition decides alone, and does not care since when
+
+
+class HidingMemo(msgspec.Struct):
+    """What was done so far."""
+
+    pairs_avoided: int = 0
+    rows_diverted: int = 0
+    values_suspended: int = 0
+    values_resumed: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,19 +53,26 @@ class Pair:
     tables: list[ShapeTable]  # small shapes first
 
 
-class Hiding:
-    def __init__(self, node: Node, states: tuple[WindowState, ...], memo: FeedbackMemo) -> None:
-        self.states, self.memo = states, memo
-        count = len(node.inputs)
-        self.pairs = [Pair(i, k, _tables(node, i, k)) for i in range(count) for k in range(count) if i != k]
-        self._all = [table for pair in self.pairs for table in pair.tables]
+class Hiding(Restraint):
+    def __init__(self, ground: Ground, memo: HidingMemo, weighs: bool) -> None:
+        """`weighs`: only where rows make many composites on their way, as an Eddy's seldom do."""
+        self.ground, self.memo, self._weighs = ground, memo, weighs
+        count = len(ground.node.inputs)
+        self.pairs = [Pair(i, k, _tables(ground.node, i, k)) for i in range(count) for k in range(count) if i != k]
+        self.tables = [table for pair in self.pairs for table in pair.tables]
         self._of_side = [
             [table for pair in self.pairs if pair.side == side for table in pair.tables] for side in range(count)
         ]
         self._latest = [NO_WATERMARK] * count  # the end of the longest-lived row of the step, before it is stored
 
-    def arrive(self, side: int, run: Run) -> Run:
-        """Show again what these rows are partners of; gives those of them that may set out."""
+    notes_unmet = True
+
+    @property
+    def avoided(self) -> int:  # type: ignore[override]
+        return self.memo.pairs_avoided
+
+    def arrive(self, side: int, run: Run) -> None:
+        """Show again what these rows are partners of."""
         shown: dict[tuple[str, ...], U64] = {}
         for pair in self.pairs:
             for table in pair.tables if pair.other == side else ():
@@ -63,6 +84,8 @@ class Hiding:
                     if len(wanted):
                         self.memo.values_resumed += len(table.retract(wanted, _VOTER, _NOW, NO_WATERMARK))
         self._latest[side] = int(run.ends.max())
+
+    def probing(self, side: int, run: Run) -> Run:
         waits = waiting_rows(self._of_side[side], side, run)
         if not waits.any():
             return run
@@ -70,46 +93,58 @@ class Hiding:
         return run.take(np.flatnonzero(~waits))
 
     def hidden(self, side: int, run: Run, at: I64) -> Mask | None:
-        """Which of the rows at these places of a stored run no path need meet."""
-        return hidden_rows(self._of_side[side], side, run, at)
+        waits = hidden_rows(self._of_side[side], side, run, at)
+        if waits is not None:
+            self.memo.pairs_avoided += int(waits.sum())
+        return waits
 
-    def detect(self, held: tuple[int, ...], to: int, alone: Run) -> None:
-        """Composites of the inputs `held` that have no partner in `to`: hide the minimal sub-tuples of their components
-        that show why."""
+    def unmet(self, held: tuple[int, ...], to: int, alone: Run) -> None:
+        """Hide the minimal sub-tuples of their components that show why."""
+        counts = self.ground.counts
+        if self._weighs and counts.composites <= COMPOSITES_A_ROW * sum(counts.rows_in):
+            return
         for pair in self.pairs:
             if pair.other != to or pair.side not in held:
                 continue
-            last = max((s.max_end for s in self.states[pair.side].segments()), default=NO_WATERMARK)
-            last = max(last, self._latest[pair.side])
-            for i, _, shown in without_partner(
-                [(i, t.shape) for i, t in enumerate(pair.tables)], alone.rows, self.states
-            ):
+            segments = self.ground.states[pair.side].segments()
+            last = max(max((s.max_end for s in segments), default=NO_WATERMARK), self._latest[pair.side])
+            shapes = [(i, t.shape) for i, t in enumerate(pair.tables)]
+            for i, _, shown in without_partner(shapes, alone.rows, self.ground.states):
                 table, hashes = pair.tables[i], np.unique(shown)
                 fresh = hashes[~table.covers(hashes)]
                 if len(fresh):
                     table.vote(entries_of(fresh), _VOTER, _NOW, last)
                     self.memo.values_suspended += len(fresh)
 
-    def forget(self, side: int, horizon: int) -> None:
-        """Drop the values that no stored row of a side can show any more."""
-        self._latest[side] = NO_WATERMARK
-        for table in self._of_side[side]:
-            if len(table.entries):
-                table.forget(horizon, horizon, np.zeros(len(table.entries), np.bool_))
+    def purge(self, horizons: Sequence[int]) -> None:
+        """Drop the values that no stored row of an input can show any more."""
+        for side, horizon in enumerate(horizons):
+            self._latest[side] = NO_WATERMARK
+            for table in self._of_side[side]:
+                if len(table.entries):
+                    table.forget(horizon, horizon, np.zeros(len(table.entries), np.bool_))
 
     @property
     def values(self) -> int:
         """How many are hidden now."""
-        return sum(len(t.active) for t in self._all)
+        return sum(len(t.active) for t in self.tables)
 
-    def stored(self) -> dict[str, bytes]:
-        """The tables that changed, to be written with the step."""
-        return changed_bytes("h", self._all)
+    def changed(self) -> dict[str, bytes | None]:
+        return changed_bytes("h", self.tables)
 
-    def restore(self, stored: dict[str, bytes]) -> None:
+    def restore(self, stored: Mapping[str, bytes]) -> None:
         for name, data in stored.items():
             if name[0] == "h":
-                self._all[int(name[1:])].load_bytes(data)
+                self.tables[int(name[1:])].load_bytes(data)
+
+    def counts(self) -> dict[str, Any]:
+        return {
+            "suspended_here": self.values,
+            "rows_diverted": self.memo.rows_diverted,
+            "pairs_avoided": self.memo.pairs_avoided,
+            "values_suspended": self.memo.values_suspended,
+            "values_resumed": self.memo.values_resumed,
+        }
 
 
 def _tables(node: Node, side: int, other: int) -> list[ShapeTable]:

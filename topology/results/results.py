@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schemas.block import Block
+from schemas.block import Block, FromNode
 from schemas.rows import Rows
 from topology.message.bundle import unseen_of
 from topology.plan.plan import Plan
@@ -66,6 +66,8 @@ class SequenceFilter:
 
     def unseen(self, block: Block) -> Rows | None:
         """The rows of a block that are new."""
-        new = None if block.rows is None else unseen_of(block.header, block.rows, self.last)
-        self.last = max(self.last, block.header.sequence)
+        header = block.header
+        assert isinstance(header, FromNode)
+        new = None if block.rows is None else unseen_of(header, block.rows, self.last)
+        self.last = max(self.last, header.sequence)
         return new

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.rows import I64, U64, Column, Mask
+from schemas.rows import I64, U64, Column, Mask, Rows
 
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -39,6 +39,13 @@ def hash_key(columns: Sequence[Column]) -> U64:
     ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1']
     """
     return combine([_hash_column(column) for column in columns])
+
+
+def shape_hash(rows: Rows, names: tuple[str, ...]) -> U64:
+    """The hash of some columns of each row; of none, always the same."""
+    if not names:
+        return np.zeros(len(rows), np.uint64)
+    return hash_key([rows[name] for name in names])
 
 
 def combine(hashes: Sequence[U64]) -> U64:

@@ -1,13 +1,9 @@
-"""Sub-tuples as they travel in a block, and as they are found in stored runs.
+"""What stored rows show: which of many values some stored row has, and which rows have them.
 
-A block about demand holds one row per sub-tuple: the number of its shape, the hash of its values, the hash of its left
-part (type II), and the ticket of the resume it belongs to.
-
-Invariant: `unpack` gives back what `pack` was given, shape by shape and sorted by hash. Looking for sub-tuples costs a
-search per value in an index that is made once for each immutable run.
+Invariant: looking costs a search per value in an index that is made once for each immutable run, however many rows
+have the value.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,42 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.rows import I64, U64, Mask, Rows
-from topology.plan.shapes import shape_hash
-from topology.restraint.suspension.suspended import ENTRY, ShapeTable, among, by_hash
-from topology.state.window_state import Run, WindowState, merge_runs
+from topology.state.hashing import shape_hash
+from topology.state.window_state import EVER, NEWEST, Run, WindowState, merge_runs, stretches
 
-SHAPE, VALUE, LEFT, TICKET = "#s", "#h", "#l", "#t"
-_HIDDEN = ("hidden",)
 BITS_A_ROW = 16
 SCANNED_MOST = 4_096  # rows of a run that are looked through for sub-tuples; a larger one is worth an index
-TYPES = {SHAPE: np.int64, VALUE: np.uint64, LEFT: np.uint64, TICKET: np.int64}
 
 
-def entries_of(hashes: U64, left: U64 | None = None) -> npt.NDArray[Any]:
-    entries = np.zeros(len(hashes), ENTRY)
-    entries["hash"] = hashes
-    if left is not None:
-        entries["left"] = left
-    return entries
-
-
-def pack(parts: list[tuple[int, Any]], ticket: int) -> Rows:
-    """Sub-tuples as rows; without any, one row that carries the ticket alone."""
-    parts = parts or [(-1, entries_of(np.zeros(1, np.uint64)))]
-    shapes = np.concatenate([np.full(len(e), i, np.int64) for i, e in parts])
-    columns = {name: np.concatenate([e[field] for _, e in parts]) for name, field in ((VALUE, "hash"), (LEFT, "left"))}
-    return Rows({SHAPE: shapes, **columns, TICKET: np.full(len(shapes), ticket, np.int64)})
-
-
-def unpack(rows: Rows) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """(shape, entries sorted by hash), shape by shape."""
-    at = rows.ints(SHAPE)
-    for i in np.unique(at).tolist():
-        if i >= 0:
-            mine = at == i
-            entries = entries_of(rows[VALUE][mine])
-            entries["left"] = rows[LEFT][mine]
-            yield i, by_hash(entries)
+def among(values: npt.NDArray[Any], ordered: npt.NDArray[Any]) -> Mask:
+    """Which values stand in a sorted array."""
+    if not len(ordered):
+        return np.zeros(len(values), np.bool_)
+    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return np.asarray(ordered[at] == values, np.bool_)
 
 
 def mask_of(length: int, at: I64) -> Mask:
@@ -128,15 +101,16 @@ class Picked:
         return Run(Rows.concat(parts).take(back), self.hashes[at], self.starts[at], self.ends[at])
 
 
-def pick(state: WindowState, names: tuple[str, ...], hashes: U64, start: int, end: int) -> Picked:
+def pick(
+    state: WindowState, names: tuple[str, ...], hashes: U64, start: int, end: int, above: int = EVER, upto: int = NEWEST
+) -> Picked:
     """The stored rows that show one of these sorted sub-tuples and whose validity meets [start, end]."""
     found: list[tuple[Run, I64, U64]] = []
-    for run in state.reachable(start, end):
+    for run in state.reachable(start, end, above, upto):
         if len(run) > SCANNED_MOST:
             ordered, order = indexed(run, names)
             first, stop = np.searchsorted(ordered, hashes, "left"), np.searchsorted(ordered, hashes, "right")
-            counts = stop - first
-            at = order[np.arange(int(counts.sum())) + np.repeat(first - (np.cumsum(counts) - counts), counts)]
+            at = order[stretches(first, stop - first)]
             shown = shape_hash(run.rows.select(names).take(at), names)
         else:
             at = np.flatnonzero(among(shown_by(run, names), hashes))
@@ -158,50 +132,14 @@ def pick(state: WindowState, names: tuple[str, ...], hashes: U64, start: int, en
     )
 
 
-def rows_with(state: WindowState, names: tuple[str, ...], hashes: U64) -> Run | None:
-    """The stored rows that show one of these sorted sub-tuples."""
+def rows_with(
+    state: WindowState, names: tuple[str, ...], hashes: U64, since: int, above: int = EVER, upto: int = NEWEST
+) -> Run | None:
+    """The stored rows that show one of these sorted sub-tuples and end at `since` or later, of epochs behind `above` up
+    to `upto`."""
     runs = []
-    for segment in state.segments():
-        run = state.store.get(segment.id)
-        where = np.flatnonzero(among(shown_by(run, names), hashes))
+    for run in state.reachable(since, NEWEST, above, upto):
+        where = np.flatnonzero(among(shown_by(run, names), hashes) & (run.ends >= since))
         if where.size:
             runs.append(run.take(where))
     return merge_runs(runs) if runs else None
-
-
-def waiting_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> Mask:
-    """Which new rows of a side show a suspended value; the tables take note of them."""
-    waits = np.zeros(len(run), np.bool_)
-    for table in tables:
-        if table.shape.sides[side] and len(table.active):
-            shown = shape_hash(run.rows, table.shape.names)
-            covered = table.covers(shown)
-            if covered.any():
-                waits |= covered
-                table.waits(shown[covered], run.ends[covered])
-    return waits
-
-
-def hidden_rows(tables: Sequence[ShapeTable], side: int, run: Run, at: I64) -> Mask | None:
-    """Which of the rows at these places of a stored run of a side show a suspended value; None if no value is.
-
-    If they are few, each is looked up; else all rows of the run are, once for every change of what is suspended.
-    """
-    mine = [t for t in tables if t.shape.sides[side] and len(t.active)]
-    if not mine:
-        return None
-    version = tuple(t.version for t in tables)
-    known = run.indexes.get(_HIDDEN)
-    if (
-        known is None or known[0] is not tables or known[1] != version
-    ):  # a node that starts again counts its versions from the beginning
-        few = 2 * len(at) < len(run)
-        mask = np.zeros(len(at) if few else len(run), np.bool_)
-        for table in mine:
-            shown = shown_by(run, table.shape.names)
-            mask |= table.covers(shown[at] if few else shown)
-        if few:
-            return mask
-        known = run.indexes[_HIDDEN] = (tables, version, mask)
-    found: Mask = known[2][at]
-    return found

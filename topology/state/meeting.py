@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.rows import I64, U64, Mask
-from topology.state.window_state import Run, WindowState
+from topology.state.window_state import Run, WindowState, stretches
 
 ARRIVED = "#:came"  # at which moment (offset of the input topic) a stored row came
 NEVER = 2**62
@@ -100,7 +100,7 @@ def first_met(state: WindowState, hashes: U64, low: I64, high: I64) -> I64:
         asked, first, counts = asked[some], first[some], (stop - first)[some]
         if asked.size:
             begins = np.cumsum(counts) - counts
-            at = np.arange(int(counts.sum())) + np.repeat(first - begins, counts)
+            at = stretches(first, counts)
             came = run.rows.ints(ARRIVED)[at if spans.order is None else spans.order[at]]
             moments[asked] = np.minimum(moments[asked], np.minimum.reduceat(came, begins))
     return moments

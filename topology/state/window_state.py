@@ -6,13 +6,16 @@ whose validity can meet the probe's; purge drops whole segments. Rows of a small
 fall into several slices, as composites do, are not cut at once: they stay together, *young*, until they are many, and
 what of them has ended is taken out when the horizon enters another slice. So a small state has few segments.
 
+While several plans are alive, rows of different epochs stand in different segments, so that an operator finds those of
+its epochs without looking at rows. Epochs up to `oldest`, the oldest plan alive, are all one.
+
 Invariant: after `purge(horizon)` every row whose end >= horizon is still there, exactly once, and what is kept beyond
 that ends less than one slice before the horizon. Cost of a step does not grow with rows that are out of reach.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +24,7 @@ from topology.state.window import HASH, validity
 
 SLICES_PER_WINDOW = 6
 YOUNG, YOUNG_ROWS = -(2**40), 8_192  # the slice of rows that are not cut into slices yet, and how many these may be
+EVER, NEWEST = -1, 2**62  # no epoch is before the one, none behind the other
 PAIRS_AT_ONCE = 1 << 20  # candidate pairs held in memory at a time, whatever the skew
 
 
@@ -53,6 +57,17 @@ class Run:
         return Run(self.rows.take(index), self.hashes[index], self.starts[index], self.ends[index])
 
 
+class StateName(NamedTuple):
+    """What a state is called by: what it holds, not whose side it is."""
+
+    parts: tuple[str, ...]  # aliases, in FROM order
+    key: tuple[str, ...]  # the columns whose hash its runs are sorted by
+    heralded: bool = False  # of the parts only what heralds say
+
+    def __str__(self) -> str:
+        return f"{'heralds of ' if self.heralded else ''}{'+'.join(self.parts)} by {','.join(self.key)}"
+
+
 @dataclass(frozen=True)
 class Segment:
     """What is known of a stored run without loading it."""
@@ -65,6 +80,7 @@ class Segment:
     max_end: int
     max_start: int
     min_end: int
+    epoch: int = 0  # of all its rows
 
 
 class SegmentStore(Protocol):
@@ -101,6 +117,7 @@ class WindowState:
     slices: dict[int, list[Segment]] = field(default_factory=dict)
     key: tuple[str, ...] = ()  # the columns whose hash runs are sorted by
     slices_per_window: int = SLICES_PER_WINDOW
+    oldest: int = 0  # epoch that is alive
 
     @property
     def slice_ms(self) -> int:
@@ -113,8 +130,8 @@ class WindowState:
             self.newest = max(self.newest, segment.max_end // self.slice_ms)
             self.next_id = max(self.next_id, segment.id + 1)
 
-    def insert(self, run: Run) -> None:
-        """Add rows."""
+    def insert(self, run: Run, epoch: int = 0) -> None:
+        """Add rows of one epoch."""
         if len(run) == 0:
             return
         slice_of = run.ends // self.slice_ms
@@ -123,22 +140,23 @@ class WindowState:
             self.newest = high
             self._settle()
         if low == high and len(run) + self.rows >= YOUNG_ROWS:
-            self._append(low, run)
+            self._append(low, run, epoch)
         elif len(run) < YOUNG_ROWS:
-            self._append(YOUNG, run)
+            self._append(YOUNG, run, epoch)
             if sum(segment.rows for segment in self.slices[YOUNG]) >= YOUNG_ROWS:
                 self._grow_up()
         else:
-            self._cut(run)
+            self._cut(run, epoch)
 
-    def _cut(self, run: Run) -> None:
+    def _cut(self, run: Run, epoch: int) -> None:
         slice_of = run.ends // self.slice_ms
         for slice in np.unique(slice_of).tolist():
-            self._append(slice, run.take(np.flatnonzero(slice_of == slice)))
+            self._append(slice, run.take(np.flatnonzero(slice_of == slice)), epoch)
 
     def _grow_up(self) -> None:
         """Young rows go into their slices."""
-        self._cut(self._taken(self.slices.pop(YOUNG)))
+        for epoch, segments in self._by_epoch(self.slices.pop(YOUNG)):
+            self._cut(self._taken(segments), epoch)
 
     def _purge_young(self, horizon: int) -> int:
         """Young rows become one segment without what has ended, if the horizon has entered another slice since; few as
@@ -146,11 +164,16 @@ class WindowState:
         segments = self.slices[YOUNG]
         if not any(segment.min_end // self.slice_ms < horizon // self.slice_ms for segment in segments):
             return 0
-        run = self._taken(self.slices.pop(YOUNG))
-        kept = run.take(np.flatnonzero(run.ends >= horizon))
-        if len(kept):
-            self.slices[YOUNG] = [self._put(YOUNG, kept)]
-        return len(run) - len(kept)
+        left, dropped = [], 0
+        for epoch, some in self._by_epoch(self.slices.pop(YOUNG)):
+            run = self._taken(some)
+            kept = run.take(np.flatnonzero(run.ends >= horizon))
+            dropped += len(run) - len(kept)
+            if len(kept):
+                left.append(self._put(YOUNG, kept, epoch))
+        if left:
+            self.slices[YOUNG] = left
+        return dropped
 
     def _taken(self, segments: list[Segment]) -> Run:
         """The rows of some segments, which are stored no more."""
@@ -159,29 +182,39 @@ class WindowState:
             self.store.drop(segment.id)
         return run
 
+    def _by_epoch(self, segments: list[Segment]) -> list[tuple[int, list[Segment]]]:
+        """Segments that may be merged with one another; one group, unless several plans are alive."""
+        groups: dict[int, list[Segment]] = {}
+        for segment in segments:
+            groups.setdefault(max(segment.epoch, self.oldest), []).append(segment)
+        return sorted(groups.items())
+
     def _settle(self) -> None:
         """Slices that few rows come into any more become one segment each, so that probes look into few."""
         for slice, segments in self.slices.items():
             if YOUNG < slice < self.newest - 1 and len(segments) > 1:
-                segments[:] = [self._put(slice, self._taken(segments))]
+                groups = self._by_epoch(segments)
+                if len(groups) < len(segments):
+                    segments[:] = [
+                        some[0] if len(some) == 1 else self._put(slice, self._taken(some), epoch)
+                        for epoch, some in groups
+                    ]
 
-    def _append(self, slice: int, run: Run) -> None:
+    def _append(self, slice: int, run: Run, epoch: int) -> None:
         # Size-tiered: merge with the neighbour before while it is at most twice as large, so a slice holds O(log n)
-        # segments
-        # and a row is rewritten O(log n) times.
+        # segments and a row is rewritten O(log n) times.
         segments = self.slices.setdefault(slice, [])
-        merged = [run]
-        rows = len(run)
-        while segments and segments[-1].rows <= 2 * rows:
+        merged, rows, epoch = [run], len(run), max(epoch, self.oldest)
+        while segments and segments[-1].rows <= 2 * rows and max(segments[-1].epoch, self.oldest) == epoch:
             last = segments.pop()
             merged.append(self.store.get(last.id))
             self.store.drop(last.id)
             rows += last.rows
         if len(merged) > 1:
             run = merge_runs(merged)
-        segments.append(self._put(slice, run))
+        segments.append(self._put(slice, run, epoch))
 
-    def _put(self, slice: int, run: Run) -> Segment:
+    def _put(self, slice: int, run: Run, epoch: int) -> Segment:
         segment = Segment(
             id=self.next_id,
             slice=slice,
@@ -191,15 +224,20 @@ class WindowState:
             max_end=int(run.ends.max()),
             max_start=int(run.starts.max()),
             min_end=int(run.ends.min()),
+            epoch=epoch,
         )
         self.next_id += 1
         self.store.put(segment, run)
         return segment
 
-    def reachable(self, start: int, end: int) -> Iterator[Run]:
-        """Runs that may hold a row whose validity meets [start, end]."""
+    def reachable(self, start: int, end: int, above: int = EVER, upto: int = NEWEST) -> Iterator[Run]:
+        """Runs of epochs behind `above` up to `upto` that may hold a row whose validity meets [start, end]."""
         for segment in self.segments():
-            if segment.min_start <= end and segment.max_end >= start:
+            if (
+                segment.min_start <= end
+                and segment.max_end >= start
+                and above < max(segment.epoch, self.oldest) <= upto
+            ):
                 yield self.store.get(segment.id)
 
     def purge(self, horizon: int) -> int:
@@ -266,13 +304,22 @@ def matches(probe: Run, stored: Run) -> Iterator[tuple[I64, I64]]:
         stop = max(begin + 1, int(np.searchsorted(totals, base + PAIRS_AT_ONCE, "right")))
         c = counts[begin:stop]
         i = np.repeat(hit[begin:stop], c)
-        first = np.cumsum(c) - c
-        j = np.arange(int(c.sum())) + np.repeat(low[begin:stop] - first, c)
+        j = stretches(low[begin:stop], c)
         meets = np.maximum(probe.starts[i], stored.starts[j]) <= np.minimum(probe.ends[i], stored.ends[j])
         i, j = i[meets], j[meets]
         if i.size:
             yield i, j
         begin = stop
+
+
+def stretches(first: I64, counts: I64) -> I64:
+    """The places of several stretches, one behind the other: so many from each first one on.
+
+    >>> stretches(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    places: I64 = np.arange(int(counts.sum())) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+    return places
 
 
 def count_matches(probe: Run, stored: Run) -> int:

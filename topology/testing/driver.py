@@ -7,18 +7,19 @@ Invariant: whatever the choices, once every channel is drained the results are t
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from schemas.block import decode_block, encode_block
-from schemas.mesh import Routing, Stream
+from schemas.block import NO_WATERMARK, Block, PlanChanged, Position, SourceEnded, decode_block, encode_block
+from schemas.mesh import Feedback, Routing, Stream
 from schemas.rows import Rows
 from topology.ingest.reading import Late, Read, Reading, StreamReader, routers_of
 from topology.ingest.table import TableReader
-from topology.join.mjoin import open_node
-from topology.join.partition import Send
+from topology.join.partition import Partition, Restrain
+from topology.join.settings import Settings
 from topology.message.bundle import bundled
+from topology.message.effects import Send
 from topology.plan.plan import Plan
 from topology.results.results import ResultEncoder, SequenceFilter
 
@@ -37,6 +38,11 @@ class Log:
         return len(self.records) - self.read
 
 
+def with_modes(settings: Settings, feedback: bool | str, routing: Routing = "fixed", heralds: bool = False) -> Settings:
+    mode: Feedback = "auto" if feedback == "auto" else "on" if feedback in (True, "on") else "off"
+    return replace(settings, feedback=mode, routing=routing, heralds=heralds)
+
+
 class TopologyDriver:
     def __init__(
         self,
@@ -45,12 +51,18 @@ class TopologyDriver:
         *,
         partitions: int = 2,
         source_partitions: int = 2,
-        feedback: bool | str = False,
+        feedback: bool | str | None = None,
         cuts: Mapping[str, Mapping[int, int]] | None = None,
         routing: Routing = "fixed",
         heralds: bool = False,
+        settings: Settings | None = None,
+        restrain: Restrain | None = None,
     ) -> None:
-        self.plan, self.partitions = plan, partitions
+        """`feedback`, `routing` and `heralds` stand for settings with these."""
+        self.plan, self.partitions, self.epoch = plan, partitions, 1
+        self.settings = (
+            settings if settings is not None else with_modes(Settings(), feedback or False, routing, heralds)
+        )
         used = dict.fromkeys(source.stream for source in plan.query.sources)  # in order: a seed must replay
         self.readers = {
             name: StreamReader(streams[name], source_partitions)
@@ -60,7 +72,7 @@ class TopologyDriver:
         }
         for reader in self.readers.values():
             reader.readings = {p: Reading(0) for p in range(source_partitions)}
-        self.routers = routers_of(plan, partitions, 1, 1, heralds)
+        self.routers = routers_of(plan, partitions, 1, 1, self.settings.heralds)
         for router in self.routers:
             for partition in range(source_partitions):
                 router.assign(partition, 0)
@@ -70,8 +82,7 @@ class TopologyDriver:
         self.inputs = {(node.id, p): Log() for node in plan.nodes for p in range(partitions)}
         self.backs = {key: Log() for key in self.inputs}  # feedback topics
         self.nodes = {
-            key: open_node(plan, *key, partitions, feedback=feedback, heralds=heralds, routing=routing)
-            for key in self.inputs
+            key: Partition(plan, *key, partitions, settings=self.settings, restrain=restrain) for key in self.inputs
         }
         self.out = {p: Log() for p in range(partitions)}
         self.filters = {p: SequenceFilter() for p in range(partitions)}
@@ -91,6 +102,29 @@ class TopologyDriver:
         log = self.sources[stream, partition]
         log.records.append(value if isinstance(value, bytes) else json.dumps(value).encode())
         return len(log.records) - 1
+
+    def change_plan(self) -> int:
+        """Go over to a plan of the same tree; gives its epoch. Nodes hear of it before its first row."""
+        self.epoch += 1
+        for log in self.inputs.values():
+            log.records.append(encode_block(Block(PlanChanged(self.epoch, b""))))
+        for router in self.routers:
+            reader = self.readers[router.source.stream]
+            for target in range(self.partitions):
+                ended = SourceEnded(
+                    router.epoch,
+                    router.route.alias,
+                    reader.partitions,
+                    tuple(Position(p, r.next, r.next, NO_WATERMARK) for p, r in reader.readings.items()),
+                )
+                self._deliver([*router.tell_all(reader), Send(router.route.node, target, Block(ended))])
+            router.epoch = self.epoch
+        return self.epoch
+
+    def tick(self) -> None:
+        """Every node takes a message that says nothing new."""
+        for log in self.inputs.values():
+            log.records.append(encode_block(Block(PlanChanged(self.epoch, b""))))
 
     def run(self, choose: Choose, most: int = 5) -> None:
         """Drain every channel, letting `choose` pick who runs next and how many records it takes."""
@@ -132,7 +166,7 @@ class TopologyDriver:
             log.read += 1
             if kind == "node":
                 sends += self.nodes[key].step(log.read - 1, block).sends
-            elif (new := self.filters[key].unseen(block)) is not None:
+            elif (new := self.filters[key].unseen(block)) is not None and len(new):
                 made = self.encoder.encode(new)
                 self.results += [
                     (k, json.loads(v), t) for k, v, t in zip(made.keys, made.values, made.times, strict=True)
@@ -158,7 +192,7 @@ class TopologyDriver:
             if router.source.stream == stream and rows is not None:
                 self._deliver(router.send(rows, reader))
 
-    def _deliver(self, sends: list[Send]) -> None:
+    def _deliver(self, sends: Sequence[Send]) -> None:
         for send in sends:
             inputs = self.backs if send.back else self.inputs
             log = self.out[send.partition] if send.target == "out" else inputs[send.target, send.partition]

@@ -10,52 +10,60 @@ takes the same ones at the same places. They change what is made when, never wha
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from schemas.block import NO_WATERMARK
 from topology.state.meeting import NEVER
 
-BLOCK_US, ROW_US = 300, 1.0  # a herald's block, a row of it
-MAKES_US = 1_500  # more for a block that makes something: to find it, and to send it on by itself
-TEST_US = 0.1  # to ask about a composite
-SPARED_US = 0.7  # a composite that is not made, sent, stored and purged
-REFUSES = 0.9  # the share of composites that a herald is expected to refuse before it was tried
-WEIGHED_BLOCKS = 8  # of the node, between two looks after the election
-# of every block, after which one is elected at the latest, though the window is not over; one that is heeded later
-# begins with a gap
-ELECTED_LOOKS = 512
-# composites of a step that all heralds are asked about, and how many of these are enough to prefer another before the
-# window is over
-SAMPLE = 256
-SAMPLES_LEAST = 1_000
-# of the window, before it is known what full windows would bring; and by which factor that may be wrong
-FILLED_LEAST = 1 / 2
-HOPED = 1.5
-MARGIN = 1.3  # how many times its cost one must promise to spare before it is heeded
-PREFERRED = 0.2  # of all that was found another must spare more
-EFFECT_LOOKS = 2  # for which one that is heeded is left to show its effect before another is tried
-JUDGED_LOOKS = 6  # in which it cost something before it is judged
-GAIN_LEAST = 1.0  # how many times its cost it must spare
-KEPT = 15 / 16  # of sums, from look to look: a row of a sparse stream asks for much at once, and seldom
-PAUSE_MOST = 1 << 12  # looks
-EAGER: dict[str, Any] = {
-    "WEIGHED_BLOCKS": 1,
-    "EFFECT_LOOKS": 0,
-    "JUDGED_LOOKS": 0,
-    "SPARED_US": 1e9,
-}  # for tests: all are heeded as soon as they can be
-RESTLESS: dict[str, Any] = {  # for tests: heeds one after the other and lets them be every few blocks
-    "WEIGHED_BLOCKS": 2,
-    "ELECTED_LOOKS": 3,
-    "SAMPLES_LEAST": 2,
-    "EFFECT_LOOKS": 1,
-    "JUDGED_LOOKS": 1,
-    "GAIN_LEAST": 1e12,
-    "PAUSE_MOST": 2,
-    "SPARED_US": 1e9,
-}
+
+@dataclass(frozen=True)
+class Weights:
+    """What heralds cost and spare, in microseconds of CPU as `make bench-jit` measured it, and how long to
+    wait and see."""
+
+    block_us: float = 300  # a herald's block, a row of it
+    row_us: float = 1.0
+    makes_us: float = 1_500  # more for a block that makes something: to find it, and to send it on by itself
+    test_us: float = 0.1  # to ask about a composite
+    spared_us: float = 0.7  # a composite that is not made, sent, stored and purged
+    refuses: float = 0.9  # the share of composites that a herald is expected to refuse before it was tried
+    weighed_blocks: int = 8  # of the node, between two looks after the election
+    # of every block, after which one is elected at the latest, though the window is not over; one that is heeded
+    # later begins with a gap
+    elected_looks: int = 512
+    # composites of a step that all heralds are asked about, and how many of these are enough to prefer another before
+    # the window is over
+    sample: int = 256
+    samples_least: int = 1_000
+    # of the window, before it is known what full windows would bring; and by which factor that may be wrong
+    filled_least: float = 1 / 2
+    hoped: float = 1.5
+    margin: float = 1.3  # how many times its cost one must promise to spare before it is heeded
+    preferred: float = 0.2  # of all that was found another must spare more
+    effect_looks: int = 2  # for which one that is heeded is left to show its effect before another is tried
+    judged_looks: int = 6  # in which it cost something before it is judged
+    gain_least: float = 1.0  # how many times its cost it must spare
+    kept: float = 15 / 16  # of sums, from look to look: a row of a sparse stream asks for much at once, and seldom
+    pause_most: int = 1 << 12  # looks
+
+
+EAGER = Weights(
+    weighed_blocks=1,
+    effect_looks=0,
+    judged_looks=0,
+    spared_us=1e9,
+)  # for tests: all are heeded as soon as they can be
+RESTLESS = Weights(  # for tests: heeds one after the other and lets them be every few blocks
+    weighed_blocks=2,
+    elected_looks=3,
+    samples_least=2,
+    effect_looks=1,
+    judged_looks=1,
+    gain_least=1e12,
+    pause_most=2,
+    spared_us=1e9,
+)
 
 
 class HeraldMemo(msgspec.Struct):
@@ -115,7 +123,7 @@ class HeraldMemo(msgspec.Struct):
             self.collects = False
         return horizon - window if self.collects else NEVER
 
-    def look(self, kept: float) -> None:
+    def look(self, w: Weights, kept: float) -> None:
         """Count what happened since the last look, and what its blocks cost or would have."""
         now = [self.rows, self.blocks, self.skipped, self.tested, self.refused, self.made, self.makes]
         rows, blocks, skipped, tested, refused, made, makes = (
@@ -125,29 +133,31 @@ class HeraldMemo(msgspec.Struct):
         self.came = self.came * kept + blocks + skipped
         self.cost = (
             self.cost * kept
-            + BLOCK_US * (blocks + skipped)
-            + ROW_US * (rows + skipped * self.rows // max(1, self.blocks))
+            + w.block_us * (blocks + skipped)
+            + w.row_us * (rows + skipped * self.rows // max(1, self.blocks))
         )
         if self.heeded:
             self.judged += blocks > 0
-            self.spared = self.spared * KEPT + SPARED_US * (refused - made)
-            self.spent = self.spent * KEPT + BLOCK_US * blocks + ROW_US * rows + MAKES_US * makes + TEST_US * tested
+            self.spared = self.spared * w.kept + w.spared_us * (refused - made)
+            self.spent = (
+                self.spent * w.kept + w.block_us * blocks + w.row_us * rows + w.makes_us * makes + w.test_us * tested
+            )
 
-    def promises(self, composites: float) -> float:
+    def promises(self, w: Weights, composites: float) -> float:
         """What it would spare of so many composites, beyond what it costs: it makes what it does not refuse."""
-        makes = min(self.came, composites * (1 - self.refused_so_far))
-        return composites * (SPARED_US * self.refuses - MARGIN * TEST_US) - MARGIN * (self.cost + MAKES_US * makes)
+        makes = min(self.came, composites * (1 - self.refused_so_far(w)))
+        return composites * (w.spared_us * self.refuses(w) - w.margin * w.test_us) - w.margin * (
+            self.cost + w.makes_us * makes
+        )
 
-    @property
-    def refused_so_far(self) -> float:
+    def refused_so_far(self, w: Weights) -> float:
         """The share of composites that it refused for good, by the sample and by its own time."""
         asked = self.asked + self.tested
-        return max(0, self.unfit + self.refused - self.made) / asked if asked else REFUSES
+        return max(0, self.unfit + self.refused - self.made) / asked if asked else w.refuses
 
-    @property
-    def refuses(self) -> float:
+    def refuses(self, w: Weights) -> float:
         """The share that it is expected to refuse: less and less what it was so far, as time goes by."""
-        return self.refused_so_far + (REFUSES - self.refused_so_far) * min(1.0, self.looks / PAUSE_MOST)
+        return self.refused_so_far(w) + (w.refuses - self.refused_so_far(w)) * min(1.0, self.looks / w.pause_most)
 
     def heed(self, now: int) -> None:
         self.since, self.until, self.collects, self.begun, self.is_full = now, NEVER, True, None, False
@@ -158,9 +168,9 @@ class HeraldMemo(msgspec.Struct):
         """Judge it by what comes from now on."""
         self.judged, self.spared, self.spent = 0, 0.0, 0.0
 
-    def let_be(self, now: int, latest: int) -> None:
+    def let_be(self, w: Weights, now: int, latest: int) -> None:
         self.until, self.drained, self.looks, self.changes = now, latest, 0, self.changes + 1
-        self.pause = min(PAUSE_MOST, max(4 * JUDGED_LOOKS, 4 * self.pause))
+        self.pause = min(w.pause_most, max(4 * w.judged_looks, 4 * self.pause))
 
 
 class HeraldsMemo(msgspec.Struct):
@@ -196,14 +206,14 @@ class Look:
     avoided: int  # composites left out for its consumer so far
 
 
-def weigh(memo: HeraldsMemo, look: Look) -> None:
+def weigh(w: Weights, memo: HeraldsMemo, look: Look) -> None:
     """Take a look, and decide. While the join makes nothing anyway, nothing is decided any more; what it would make
     counts for the election."""
     if memo.elected and look.silenced:
         return
     now = [look.made, memo.found, look.avoided]
     made, found, avoided = (new - old for new, old in zip(now, memo.seen, strict=True))
-    memo.seen, memo.looks, kept = now, memo.looks + 1, KEPT if memo.elected else 1.0
+    memo.seen, memo.looks, kept = now, memo.looks + 1, w.kept if memo.elected else 1.0
     memo.made_of_late, memo.found_of_late = (
         memo.made_of_late * kept + made,
         memo.found_of_late * kept + found + avoided * look.silenced,
@@ -211,44 +221,44 @@ def weigh(memo: HeraldsMemo, look: Look) -> None:
     if memo.begun is None and look.time != NO_WATERMARK:
         memo.begun = look.earliest
     for herald in memo.each:
-        herald.look(kept)
+        herald.look(w, kept)
     if memo.elected:
-        _judge(memo, look)
-        _try(memo, look.now)
+        _judge(w, memo, look)
+        _try(w, memo, look.now)
     else:
-        _prefer(memo, look)
+        _prefer(w, memo, look)
 
 
-def _prefer(memo: HeraldsMemo, look: Look) -> None:
+def _prefer(w: Weights, memo: HeraldsMemo, look: Look) -> None:
     """Before the election: heed the one that spares most, and none as soon as it is known that even in full windows
     none would pay."""
     filled = memo.filled(look)
     composites = (
-        memo.found_of_late * 2 / max(filled, FILLED_LEAST)
+        memo.found_of_late * 2 / max(filled, w.filled_least)
     )  # as many as there would have been if windows had been full from the beginning
-    worth = [herald.promises(composites) for herald in memo.each]
+    worth = [herald.promises(w, composites) for herald in memo.each]
     best = max(range(len(worth)), key=worth.__getitem__)
-    hopeless = filled >= FILLED_LEAST and all(herald.promises(HOPED * composites) <= 0 for herald in memo.each)
-    over = memo.looks >= ELECTED_LOOKS or filled >= 1 or hopeless
+    hopeless = filled >= w.filled_least and all(herald.promises(w, w.hoped * composites) <= 0 for herald in memo.each)
+    over = memo.looks >= w.elected_looks or filled >= 1 or hopeless
     current = next((k for k, h in enumerate(memo.each) if h.heeded), None)
-    enough = over or memo.each[best].asked >= SAMPLES_LEAST
-    better = current is None or (enough and worth[best] - worth[current] > PREFERRED * SPARED_US * composites)
+    enough = over or memo.each[best].asked >= w.samples_least
+    better = current is None or (enough and worth[best] - worth[current] > w.preferred * w.spared_us * composites)
     if best != current and better and worth[best] > 0 and memo.each[best].since == NEVER:
         memo.each[best].heed(look.now)
         if current is not None:
-            memo.each[current].let_be(look.now, look.latest)
-            memo.each[current].pause = JUDGED_LOOKS
+            memo.each[current].let_be(w, look.now, look.latest)
+            memo.each[current].pause = w.judged_looks
     if over:
         memo.elected = True
         for herald, gain in zip(memo.each, worth, strict=True):
             if herald.heeded and gain <= 0:
-                herald.let_be(look.now, look.latest)
+                herald.let_be(w, look.now, look.latest)
             elif not herald.heeded:
-                herald.looks, herald.pause = 0, max(herald.pause, JUDGED_LOOKS)
+                herald.looks, herald.pause = 0, max(herald.pause, w.judged_looks)
             herald.collects &= herald.since != NEVER
 
 
-def _judge(memo: HeraldsMemo, look: Look) -> None:
+def _judge(w: Weights, memo: HeraldsMemo, look: Look) -> None:
     """One that is heeded is judged when the windows have filled: before, it has hardly anything to refuse."""
     for herald in memo.each:
         if not herald.heeded:
@@ -258,14 +268,14 @@ def _judge(memo: HeraldsMemo, look: Look) -> None:
         elif not herald.is_full and look.time - herald.begun >= look.window:
             herald.is_full = True
             herald.forget()
-        elif herald.is_full and herald.judged >= JUDGED_LOOKS and herald.spared < GAIN_LEAST * herald.spent:
-            herald.let_be(look.now, look.latest)
+        elif herald.is_full and herald.judged >= w.judged_looks and herald.spared < w.gain_least * herald.spent:
+            herald.let_be(w, look.now, look.latest)
 
 
-def _try(memo: HeraldsMemo, now: int) -> None:
+def _try(w: Weights, memo: HeraldsMemo, now: int) -> None:
     """Heed one more, if it would pay; not before the last one had its effect."""
-    if any(herald.heeded and herald.looks < EFFECT_LOOKS for herald in memo.each):
+    if any(herald.heeded and herald.looks < w.effect_looks for herald in memo.each):
         return
-    gains = [h.promises(memo.made_of_late) if h.since == NEVER and h.looks >= h.pause else 0.0 for h in memo.each]
+    gains = [h.promises(w, memo.made_of_late) if h.since == NEVER and h.looks >= h.pause else 0.0 for h in memo.each]
     if max(gains) > 0:
         memo.each[gains.index(max(gains))].heed(now)

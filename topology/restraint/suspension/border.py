@@ -4,91 +4,79 @@ Invariant: a block that this plan cannot have made is refused before anything ch
 `changed_tables` gave.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from schemas.block import Block, Header
+from schemas.block import OF_CONSUMER, OF_PRODUCER, Block, FromNode, Reached, ResumeDone
 from schemas.errors import BlockError
-from topology.join.admission import check_node_header
+from schemas.rows import Rows
 from topology.plan.shapes import Shape
 from topology.restraint.suspension.demand import TOLD
 from topology.restraint.suspension.suspended import changed_bytes
-from topology.state.lookup import SHAPE, TICKET, TYPES, unpack
+from topology.restraint.suspension.wire import SHAPE, TYPES, unpack
 
 if TYPE_CHECKING:
-    from topology.restraint.suspension.feedback import Feedback
-
-OF_PRODUCER = ("release", "resume-done", "poll")
-OF_CONSUMER = ("suspend", "resume")
+    from topology.restraint.suspension.suspension import Suspension
 
 
-def is_feedback(header: Header, consumer: str) -> bool:
-    """Whether a block of an input topic is about demand, and not rows or their time."""
-    return header.kind in (*OF_CONSUMER, *OF_PRODUCER) or (header.kind == "watermark" and header.sender == consumer)
-
-
-def check_feedback(feedback: "Feedback", block: Block) -> None:
+def check_feedback(suspension: "Suspension", block: Block) -> None:
     """Refuse what is no feedback for us."""
-    header, rows = block.header, block.rows
-    shapes: tuple[Shape, ...] | list[Shape]
-    if header.kind in OF_PRODUCER:
-        demand = feedback.demands[header.side]
-        if demand is None or header.sender != feedback.join.node.inputs[header.side].name:
-            raise BlockError(f"{header.kind} of {header.sender!r}, which makes nothing for this side")
+    header, rows, node = block.header, block.rows, suspension.ground.node
+    assert isinstance(header, FromNode)
+    shapes: Sequence[Shape]
+    if isinstance(header, OF_PRODUCER):
+        demand = suspension.demands[suspension.side_of[header.node]] if header.node in suspension.side_of else None
+        if demand is None:
+            raise BlockError(f"{header.kind} of {header.node!r}, which makes nothing for this node")
         shapes = demand.shapes
     else:
-        if header.sender != feedback.consumer:
+        if header.node != node.target:
             raise BlockError(
-                f"{header.kind} of {header.sender!r}, but {feedback.consumer or 'nobody'} takes what this node makes"
+                f"{header.kind} of {header.node!r}, but {'nobody' if node.target == 'out' else node.target} takes what"
+                " this node makes"
             )
-        if header.side != feedback.join.node.target_side:
-            raise BlockError(
-                f"{header.kind} about side {header.side} of {header.sender!r}, but this node feeds its side"
-                f" {feedback.join.node.target_side}"
-            )
-        shapes = [t.shape for t in feedback.suspended.tables]
-    check_node_header(header, feedback.join.memo.epoch, feedback.join.partitions)
-    if rows is None:
-        if header.kind != "watermark":
-            raise BlockError(f"{header.kind} without values")
+        shapes = [t.shape for t in suspension.suspended.tables]
+    if isinstance(header, Reached | ResumeDone):
+        if rows is not None:
+            raise BlockError(f"{header.kind} with values")
         return
-    if (
-        header.kind == "watermark"
-        or {n: getattr(c, "dtype", None) for n, c in rows.columns.items()} != TYPES
-        or not len(rows)
-    ):
-        raise BlockError(f"{header.kind} does not have the columns of feedback")
-    at = rows.ints(SHAPE)
-    if at.min() < -1 or at.max() >= len(shapes) or rows.ints(TICKET).min() < 0 or len(np.unique(rows[TICKET])) > 1:
-        raise BlockError(f"{header.kind} speaks of sub-tuples that this plan does not have")
-    if (at == -1).any() and header.kind != "resume-done":
+    if rows is None or not len(rows):
         raise BlockError(f"{header.kind} without values")
+    if {n: getattr(c, "dtype", None) for n, c in rows.columns.items()} != TYPES:
+        raise BlockError(f"{header.kind} does not have the columns of feedback")
+    _check_values(header, rows, shapes, suspension.ground.partitions)
+
+
+def _check_values(header: FromNode, rows: Rows, shapes: Sequence[Shape], partitions: int) -> None:
+    at = rows.ints(SHAPE)
+    if at.min() < 0 or at.max() >= len(shapes):
+        raise BlockError(f"{header.kind} speaks of sub-tuples that this plan does not have")
     for i, entries in unpack(rows):
         if len(np.unique(entries["hash"])) < len(entries):
             raise BlockError(f"{header.kind} names a value twice")
-        alone = shapes[i].authority and header.kind in OF_CONSUMER
-        if alone and (entries["hash"] % np.uint64(feedback.join.partitions) != header.sender_partition).any():
+        alone = shapes[i].authority and isinstance(header, OF_CONSUMER)
+        if alone and (entries["hash"] % np.uint64(partitions) != header.partition).any():
             raise BlockError(f"{header.kind} of values that belong to another partition")
 
 
-def changed_tables(feedback: "Feedback") -> dict[str, bytes]:
+def changed_tables(suspension: "Suspension") -> dict[str, bytes | None]:
     """The tables that changed, to be written with the step."""
-    found = {}
-    for side, demand in enumerate(feedback.demands):
+    found: dict[str, bytes | None] = {}
+    for side, demand in enumerate(suspension.demands):
         if demand is not None and demand.changed:
             found[f"d{side}"] = msgspec.msgpack.encode([t.tobytes() for t in demand.tables])
             demand.changed = False
-    return found | changed_bytes("s", feedback.suspended.tables)
+    return found | changed_bytes("s", suspension.suspended.tables)
 
 
-def restore_tables(feedback: "Feedback", stored: dict[str, bytes]) -> None:
+def restore_tables(suspension: "Suspension", stored: Mapping[str, bytes]) -> None:
     for name, data in stored.items():
-        number = int(name[1:])
         if name[0] == "s":
-            feedback.suspended.tables[number].load_bytes(data)
+            suspension.suspended.tables[int(name[1:])].load_bytes(data)
         elif name[0] == "d":
-            demand = feedback.demands[number]
+            demand = suspension.demands[int(name[1:])]
             assert demand is not None
             demand.tables = [np.frombuffer(t, TOLD).copy() for t in msgspec.msgpack.decode(data)]

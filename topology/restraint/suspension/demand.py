@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from schemas.rows import U64, Mask
 from topology.plan.shapes import Shape
-from topology.restraint.suspension.suspended import among, bits_of, by_hash
+from topology.restraint.suspension.suspended import bits_of, by_hash
+from topology.state.lookup import among
 
 TOLD = np.dtype([("hash", "u8"), ("left", "u8"), ("told", "u8"), ("unsent", "u8"), ("why", "u1"), ("open", "i8")])
 NO_PARTNER, NOT_WANTED = 1, 2

@@ -16,7 +16,7 @@ class FeedbackMemo(msgspec.Struct):
 
     reached: dict[int, int] = msgspec.field(default_factory=dict)  # consumer partition -> watermark of its other side
     tickets: list[list[Ticket]] = msgspec.field(default_factory=lambda: [[], []])
-    told: list[int] = msgspec.field(
+    reported: list[int] = msgspec.field(
         default_factory=lambda: [NO_WATERMARK, NO_WATERMARK]
     )  # watermark each producer was told
     expired: list[int] = msgspec.field(

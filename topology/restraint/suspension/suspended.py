@@ -20,6 +20,7 @@ import numpy.typing as npt
 from schemas.block import NO_WATERMARK
 from schemas.rows import I64, U64, Mask
 from topology.plan.shapes import Shape
+from topology.state.lookup import among
 
 ENTRY = np.dtype([("hash", "u8"), ("left", "u8"), ("votes", "u8"), ("since", "i8"), ("last", "i8"), ("polled", "u1")])
 INTERVAL = np.dtype([("hash", "u8"), ("start", "i8"), ("end", "i8"), ("last", "i8")])
@@ -174,21 +175,9 @@ class Suspended:
         return [table for table in self.tables if len(table.entries) or len(table.intervals)]
 
 
-def never_free(shown: Sequence[tuple[ShapeTable, U64]], since: I64, now: int) -> Mask:
-    """Which pairs, given for each table in use the hash of their sub-tuple, were covered at every moment from `since`
-    until now."""
-    moment = since
-    while True:
-        before = moment
-        for table, hashes in shown:
-            moment = table.free_at(hashes, moment)
-        if (moment == before).all():
-            return moment >= now
-
-
-def changed_bytes(prefix: str, tables: Sequence[ShapeTable]) -> dict[str, bytes]:
+def changed_bytes(prefix: str, tables: Sequence[ShapeTable]) -> dict[str, bytes | None]:
     """Those that changed since they were last written, to be written now: by a prefix and their number."""
-    found = {}
+    found: dict[str, bytes | None] = {}
     for number, table in enumerate(tables):
         if table.changed:
             found[f"{prefix}{number}"] = table.to_bytes()
@@ -201,12 +190,12 @@ def by_hash(table: Table) -> Table:
     return table[np.argsort(table["hash"], kind="stable")]
 
 
-def among(values: npt.NDArray[Any], ordered: npt.NDArray[Any]) -> Mask:
-    """Which values stand in a sorted array."""
-    if not len(ordered):
-        return np.zeros(len(values), np.bool_)
-    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    return np.asarray(ordered[at] == values, np.bool_)
+def entries_of(hashes: U64, left: U64 | None = None) -> Table:
+    entries = np.zeros(len(hashes), ENTRY)
+    entries["hash"] = hashes
+    if left is not None:
+        entries["left"] = left
+    return entries
 
 
 def bits_of(word: int) -> list[int]:

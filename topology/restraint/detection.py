@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from schemas.rows import I64, U64, Mask, Rows
-from topology.plan.shapes import Shape, shape_hash
+from topology.plan.shapes import Shape
 from topology.query.expression import Column
 from topology.restraint.suspension.suspended import ShapeTable
+from topology.state.hashing import shape_hash
 from topology.state.lookup import mask_of, perhaps_present, present
 from topology.state.window_state import Run, WindowState
 
@@ -28,7 +29,11 @@ Found = tuple[int, I64, U64]  # number of the shape, rows, the hash each shows
 
 
 def without_partner(
-    shapes: Sequence[tuple[int, Shape]], rows: Rows, states: Sequence[WindowState], bloom: bool = False
+    shapes: Sequence[tuple[int, Shape]],
+    rows: Rows,
+    states: Sequence[WindowState],
+    bloom: bool = False,
+    rows_least: int = ROWS_LEAST,
 ) -> Iterator[Found]:
     """The minimal sub-tuples of these rows that nothing stored in the input they must meet shows; of these numbered
     shapes, small ones first.
@@ -54,7 +59,7 @@ def without_partner(
             continue
         shown = shape_hash(rows.take(at) if at.size < len(rows) else rows, shape.names)
         values, which = np.unique(shown, return_inverse=True)
-        if not any(shape.sides) and len(rows) >= ROWS_LEAST and not repeats(len(shown), len(values)):
+        if not any(shape.sides) and len(rows) >= rows_least and not repeats(len(shown), len(values)):
             rare.append(set(shape.columns))
             continue
         gone = missing(shape, values, states[shape.other], bloom)[which]
@@ -81,9 +86,9 @@ def repeats(rows: int, distinct: int) -> bool:
     return kinds(rows, distinct) <= KINDS_A_ROW * rows
 
 
-def are_few(ordered: U64) -> bool:
+def are_few(ordered: U64, rows_least: int = ROWS_LEAST) -> bool:
     """Whether the values of a block's rows, given in order, are few enough for that."""
-    return len(ordered) >= ROWS_LEAST and repeats(len(ordered), 1 + int((ordered[1:] != ordered[:-1]).sum()))
+    return len(ordered) >= rows_least and repeats(len(ordered), 1 + int((ordered[1:] != ordered[:-1]).sum()))
 
 
 def missing(shape: Shape, hashes: U64, other: WindowState, bloom: bool = False) -> Mask:
