@@ -9,7 +9,8 @@ One type of header a kind of message, one meaning a field:
                      Suspend, Resume, Reached                       about demand, to a node that feeds it
 
 Invariant: `decode_block` gives back exactly what `encode_block` was given, or raises `BlockError`; bytes damaged on the
-way are never read as rows. A block of another version is a `StateError`: it is whole, and must not be set aside.
+way are never read as rows. A block of the version before is a `StateError`: it is
+whole, and must not be set aside.
 """
 
 import struct
@@ -216,17 +217,14 @@ def decode_header(data: bytes | None) -> Header:
 
 
 def _other_version(version: int) -> Exception:
-    if version == 0 or version > VERSION + 100:
-        return BlockError(f"block version {version} is not known here")
-    if version > VERSION:
-        return StateError(
-            f"a block of version {version} came, written by a later joinmesh (this one writes version {VERSION}); upgrade"
-            " this service"
+    if version != 1:
+        return BlockError(
+            f"block version {version} is not known here (this is version {VERSION}); upgrade this service"
         )
     return StateError(
-        f"a block of version {version} came, written by an earlier joinmesh (this one writes version {VERSION}); the mesh"
-        " was upgraded while blocks were under way: go back to the version before, stop its producers, wait until"
-        " `joinmesh status` shows no lag, then upgrade and start under a new mesh name"
+        f"a block of version 1 came, written by an earlier joinmesh (this one writes version {VERSION}): the mesh was"
+        " upgraded while blocks were under way. Go back to the version before, stop its producers, wait until `joinmesh"
+        " status` shows no lag, then upgrade and start under a new mesh name"
     )
 
 
