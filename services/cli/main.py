@@ -17,6 +17,7 @@ COMMANDS = {
     "broker": "a real Kafka broker on this machine, for trying things out",
     "topics": "the mesh's topics: list, check, create",
     "up": "run all services of a mesh in the foreground",
+    "migrate": "change the plan of a query while it runs",
     "status": "what the services last said about themselves",
     "feedback": "what joins tell one another not to make, live",
     "explain": "the plan of each query: tree, keys, topics, expected state",

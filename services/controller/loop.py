@@ -9,11 +9,10 @@ import signal
 import threading
 import time
 
-from schemas import topics
-from schemas.control import PlanPublished, encode_control
+from schemas.control import PlanPublished
 from schemas.errors import StateError
 from schemas.mesh import Mesh, Stream
-from services.runtime.control import plan_digest, read_plans
+from services.runtime.control import plan_digest, publish, read_plans
 from services.runtime.kafka import read_before, source_partitions, topic_offsets
 from services.runtime.producer import Sender
 from services.runtime.queries import parse_queries, plan_of
@@ -67,8 +66,7 @@ def publish_plans(mesh: Mesh, sender: Sender) -> list[PlanPublished]:
         )
         cuts |= message.table_cuts
         log.info("query %s runs as %s", name, message.tree)
-        for partition in range(mesh.partitions):
-            sender.send(topics.control(mesh.name), partition, encode_control(message), name.encode())
+        publish(mesh, sender, message)
         published.append(message)
     sender.flush()
     return published

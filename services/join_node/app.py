@@ -20,6 +20,7 @@ import mode
 from aiokafka import TopicPartition as KafkaPartition
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from faust.types import TP
+from topology.join.held import describe_heralds, describe_state
 
 from schemas import topics
 from schemas.errors import JoinmeshError, StateError
@@ -33,7 +34,6 @@ from services.runtime.report import Durations, Reporter
 from services.runtime.rocks import open_newest
 from services.runtime.service import EX_CONFIG, Arguments
 from services.runtime.store import Cache, NodeStore
-from topology.join.held import describe_heralds, describe_state
 
 log = logging.getLogger("joinmesh.node")
 UNACKNOWLEDGED_MOST = 2_000

@@ -9,27 +9,27 @@ compute, `commit` does the rest for all since the last one. Nothing of a step is
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
 
 from schemas import topics
-from schemas.block import Block, decode_block, decode_header, encode_block
+from schemas.block import OF_PRODUCER, Block, FromNode, decode_block, decode_header, encode_block
 from schemas.control import PlanPublished, decode_control, encode_control
-from schemas.errors import BlockError, StateError
+from schemas.errors import BlockError
 from schemas.mesh import Mesh
 from services.runtime.control import derive_plan
 from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
 from services.runtime.report import Durations
 from services.runtime.store import NodeStore, OutboxEntry
-from topology.join.mjoin import MultiJoin, open_node
-from topology.join.node import JoinNode
-from topology.join.partition import Effects, Memo
+from topology.join.memo import Memo
+from topology.join.partition import Partition
+from topology.join.settings import Settings
 from topology.message.bundle import bundled
-from topology.plan.heralds import sides_of
-from topology.restraint.suspension.border import OF_PRODUCER
+from topology.message.effects import Effects
 
 log = logging.getLogger("joinmesh.node")
 
@@ -46,23 +46,40 @@ class PartitionHost:
     def __init__(
         self,
         mesh: Mesh,
-        published: PlanPublished,
+        history: Sequence[PlanPublished],
         node: str,
         partition: int,
         store: NodeStore,
         sender: Outlet,
         steps: Durations,
+        settings: Settings | None = None,
+        start: int = 0,
     ) -> None:
-        self.mesh, self.query, self.node_id, self.partition = mesh, published.query, node, partition
+        """`history`: the query's plans, oldest first; `start`: where the input topic begins."""
+        self.mesh, self.query, self.node_id, self.partition = mesh, history[0].query, node, partition
         self.sender, self.steps = sender, steps
         self.database = store
-        self.memo = self.database.memo() or Memo()
+        self.memo = self.database.memo(Memo) or Memo()
         self.dead = 0
         self.waiting = 0  # records taken since the last commit
         self._effects, self._letters = Effects(), list[OutboxEntry]()  # what they want done
         stored = self.database.plan()
-        self.published = published if stored is None else decode_control(stored)
-        self.node = self._build(self.published)
+        published = history[0] if stored is None else decode_control(stored)
+        plan = derive_plan(mesh, published)
+        self.node = Partition(
+            plan,
+            node,
+            partition,
+            mesh.partitions,
+            epoch=published.epoch if start == 0 or stored is not None else None,
+            incarnation=self.database.incarnation,
+            stores=self.database.state,
+            memo=self.memo,
+            settings=settings_of(published, settings or Settings()),
+            known={plan.epoch: encode_control(plan) for plan in history},
+            derive=lambda data: derive_plan(mesh, decode_control(data)),
+        )
+        self.node.restore(self.database.restore(self.node.stored_windows), self.database.tables())
         if stored is None:
             self.database.apply(Effects(), self.memo, [], encode_control(published))
         for key, entry in self.database.outbox():  # made durable before a crash, perhaps not sent
@@ -74,49 +91,13 @@ class PartitionHost:
         if entry.topic == topics.dead(self.mesh.name):
             return entry
         block = decode_block(entry.value)
-        if block.header.sender != self.node_id:
+        if not isinstance(block.header, FromNode) or block.header.node != self.node_id:
             return entry  # feedback that is passed on as it came
         header = msgspec.structs.replace(block.header, incarnation=self.database.incarnation)
         return OutboxEntry(entry.topic, entry.partition, encode_block(Block(header, block.rows)))
 
     def next_offset(self, kind: str) -> int | None:
         return self.memo.offsets.get(kind)
-
-    def _build(self, message: PlanPublished) -> JoinNode | MultiJoin:
-        plan = derive_plan(self.mesh, message)
-        self.stores = [self.database.side(i) for i in range(sides_of(plan, self.node_id, message.heralds))]
-        node = open_node(
-            plan,
-            self.node_id,
-            self.partition,
-            self.mesh.partitions,
-            epoch=message.epoch,
-            incarnation=self.database.incarnation,
-            stores=self.stores,
-            memo=self.memo,
-            feedback=message.feedback != "off" and message.feedback,
-            heralds=message.heralds,
-            routing=message.routing,
-        )
-        node.restore(self.database.restore(node.stored_windows), self.database.tables())
-        return node
-
-    def control(self, offset: int, data: bytes | None) -> None:
-        """Take a record of the control topic."""
-        if offset < self.memo.offsets.get("control", 0):
-            return
-        self.waiting += 1
-        try:
-            message = decode_control(data)
-        except BlockError as error:
-            self._set_aside("control", offset, data, error)
-            return
-        self.memo.offsets["control"] = offset + 1
-        if message.query == self.query and message.epoch > self.published.epoch:
-            raise StateError(
-                f"query {self.query}: plan of epoch {message.epoch} arrived, this version runs one plan only;"
-                " upgrade it"
-            )
 
     def take(self, offset: int, data: bytes) -> None:
         """Take a record of the input topic: one step."""
@@ -155,15 +136,13 @@ class PartitionHost:
             (s, OutboxEntry(self._topic(s.target, s.back), s.partition, encode_block(s.block)))
             for s in bundled(effects.sends)
         ]
-        if self.memo.feedback is not None:
-            self.memo.feedback.bytes_sent += sum(
-                len(entry.value) for s, entry in sends if s.back or s.block.header.kind in OF_PRODUCER
-            )
+        self.memo.feedback.bytes_sent += sum(
+            len(entry.value) for s, entry in sends if s.back or isinstance(s.block.header, OF_PRODUCER)
+        )
         failpoint("node.before_batch")
         entries = self.database.apply(effects, self.memo, [entry for _, entry in sends] + letters)
         failpoint("node.after_batch")
-        for store in self.stores:
-            store.settle()
+        self.database.settle()
         for key, entry in entries:
             self._transmit(key, entry)
         if entries:
@@ -172,7 +151,7 @@ class PartitionHost:
     def _set_aside(self, kind: str, offset: int, data: bytes | None, error: BlockError) -> None:
         """A dead letter, durable with the offset that passes it over."""
         self.dead += 1
-        topic = topics.control(self.mesh.name) if kind == "control" else self._topic(self.node_id, kind == "feedback")
+        topic = self._topic(self.node_id, kind == "feedback")
         log.error("record at offset %s of %s partition %s set aside: %s", offset, topic, self.partition, error)
         self.memo.offsets[kind] = offset + 1
         letter = dead_letter(None, topic, self.partition, offset, str(error), data)
@@ -188,3 +167,8 @@ class PartitionHost:
 
     def close(self) -> None:
         self.database.close()
+
+
+def settings_of(published: PlanPublished, base: Settings) -> Settings:
+    """As a plan says."""
+    return replace(base, feedback=published.feedback, heralds=published.heralds, routing=published.routing)

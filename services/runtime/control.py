@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from schemas import topics
-from schemas.control import PlanPublished, decode_control
+from schemas.control import PlanPublished, decode_control, encode_control
 from schemas.errors import BlockError, StateError
 from schemas.mesh import Mesh
 from services.runtime.kafka import client_config
-from topology.plan.plan import Plan, build_plan, describe, parse_tree
+from services.runtime.producer import Sender
+from topology.plan.plan import Plan, build_plan, parse_tree
 from topology.query.cql import parse_query
 
 log = logging.getLogger("joinmesh.control")
@@ -35,7 +36,7 @@ def derive_plan(mesh: Mesh, message: PlanPublished) -> Plan:
 def plan_digest(mesh: Mesh, plan: Plan) -> str:
     import hashlib
 
-    text = describe(plan, mesh.name) + repr(
+    text = repr(plan) + repr(
         [
             (n, s.topic, s.event_time, s.format, dict(s.fields), s.lateness_ms, *([s.table] if s.table else []))
             for n, s in sorted(mesh.streams.items())
@@ -44,8 +45,19 @@ def plan_digest(mesh: Mesh, plan: Plan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def publish(mesh: Mesh, sender: Sender, message: PlanPublished) -> None:
+    """To every partition, so that whoever reads one of them hears of it."""
+    for partition in range(mesh.partitions):
+        sender.send(topics.control(mesh.name), partition, encode_control(message), message.query.encode())
+
+
 def read_plans(mesh: Mesh) -> dict[str, PlanPublished]:
     """The newest plan of each query that the control topic holds now."""
+    return {query: plans[-1] for query, plans in read_history(mesh).items()}
+
+
+def read_history(mesh: Mesh) -> dict[str, list[PlanPublished]]:
+    """All plans of each query that the control topic holds now, by epoch; of two of one epoch the first counts."""
     consumer = Consumer(
         client_config(
             mesh,
@@ -57,7 +69,7 @@ def read_plans(mesh: Mesh) -> dict[str, PlanPublished]:
         )
     )
     consumer.assign([TopicPartition(topics.control(mesh.name), 0, 0)])
-    plans: dict[str, PlanPublished] = {}
+    plans: dict[str, dict[int, PlanPublished]] = {}
     deadline = time.monotonic() + 30
     try:
         while time.monotonic() < deadline:
@@ -66,16 +78,15 @@ def read_plans(mesh: Mesh) -> dict[str, PlanPublished]:
                 continue
             if (error := message.error()) is not None:
                 if error.code() == KafkaError._PARTITION_EOF:
-                    return plans
+                    break
                 continue
             try:
                 plan = decode_control(message.value())
             except BlockError as e:
                 log.error("record at offset %s of %s passed over: %s", message.offset(), message.topic(), e)
                 continue
-            if plan.query not in plans or plans[plan.query].epoch <= plan.epoch:
-                plans[plan.query] = plan
-        return plans
+            plans.setdefault(plan.query, {}).setdefault(plan.epoch, plan)
+        return {query: [plan for _, plan in sorted(epochs.items())] for query, epochs in plans.items()}
     finally:
         consumer.close()
 

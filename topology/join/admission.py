@@ -161,10 +161,10 @@ def check_barrier(block: Block, senders: frozenset[str], partitions: int) -> Non
     check_header(header, partitions)
 
 
-def check_epoch(header: Header, first: int, newest: int) -> None:
-    if not first <= header.epoch <= newest:
-        here = f"epoch {first} runs" if first == newest else f"epochs {first} to {newest} are known"
-        raise BlockError(f"of plan epoch {header.epoch}, but {here} here")
+def check_epoch(header: Header, newest: int) -> None:
+    """A plan that is known; one that has retired may still be spoken of by a sender that repeats itself."""
+    if not 0 < header.epoch <= newest:
+        raise BlockError(f"of plan epoch {header.epoch}, but epoch {newest} is the newest here")
 
 
 def _check_steps(header: Composites, rows: int) -> None:

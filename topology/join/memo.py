@@ -17,7 +17,6 @@ class Memo(msgspec.Struct):
     """Written with every step, by what changed."""
 
     offsets: dict[str, int] = msgspec.field(default_factory=dict)  # next offset of each topic kind (in, control, …)
-    first_epoch: int = 0  # of the plan that the states were built for
     live: list[int] = msgspec.field(default_factory=list)  # epochs that an operator runs for, oldest first
     plans: dict[int, bytes] = msgspec.field(default_factory=dict)  # of those that came while it ran
     ended: dict[int, dict[str, list[int]]] = msgspec.field(default_factory=dict)  # epoch -> sender -> its partitions

@@ -66,23 +66,26 @@ class Partition:
         partition: int,
         partitions: int,
         *,
-        epoch: int = 1,
+        epoch: int | None = 1,
         incarnation: int = 1,
         stores: Stores | None = None,
         memo: Memo | None = None,
         settings: Settings | None = None,
+        known: Mapping[int, bytes] | None = None,
         derive: Callable[[bytes], Plan] | None = None,
         restrain: Restrain | None = None,
     ) -> None:
-        """`derive` gives the plan that a `PlanChanged` speaks of; `restrain` makes further restraints."""
+        """`epoch`: of the first plan, or None if the first block says it, as when the input topic has lost its
+        beginning; `known`: plans that may stand in that lost part. `derive` gives the plan that a `PlanChanged` speaks
+        of; `restrain` makes further restraints."""
         self.plan, self.node, self.settings = plan, plan.node(node), settings or Settings()
         self.partition, self.partitions = partition, partitions
-        self._derive = derive or (lambda _: plan)
+        self._known, self._derive = known or {}, derive or (lambda _: plan)
         inputs = self.node.inputs
         heralds = heralds_of(plan, self.node) if self.settings.heralds else ()
         self.memo = (memo if memo is not None else Memo()).sized(len(inputs), len(heralds))
-        if not self.memo.live:
-            self.memo.live, self.memo.first_epoch = [epoch], epoch
+        if not self.memo.live and epoch is not None:
+            self.memo.live = [epoch]
         self.voice = Speaker(
             plan, self.node, self.memo, (partition, partitions), incarnation, self.settings.block_bytes
         )
@@ -207,7 +210,7 @@ class Partition:
         """Take the block at `offset` of the input topic; a `BlockError` leaves the state as it was."""
         self._admit(block)
         before = self.ground.watermark
-        self._begin(offset)
+        self._begin(offset, block.header.epoch)
         made = self._ripe()
         rows = unseen(self.memo, block.header, block.rows, self._where)
         if rows is not None:
@@ -226,7 +229,7 @@ class Partition:
             if block.rows is not None or not 0 < header.epoch < 1 << 62:
                 raise BlockError(f"a plan of epoch {header.epoch} with rows, or out of range")
             return
-        check_epoch(header, self.memo.first_epoch, self.memo.live[-1])
+        check_epoch(header, max((*self.memo.live, *self._known)))
         taker = self._taker(header)
         if taker is not None:
             check_header(header, self.partitions)
@@ -244,7 +247,12 @@ class Partition:
         """The restraint that a message is for."""
         return next((restraint for restraint in self.restraints if isinstance(header, restraint.takes)), None)
 
-    def _begin(self, offset: int) -> None:
+    def _begin(self, offset: int, epoch: int) -> None:
+        if not self.memo.live:
+            self.memo.live = [epoch]
+            self._open()
+        if epoch > self.memo.live[-1] and epoch in self._known:  # what said so is no longer in the topic
+            self._change_plan(PlanChanged(epoch, self._known[epoch]))
         self.memo.offsets["in"] = offset + 1
         self.memo.counts.blocks_in += 1
         self.ground.now = offset
@@ -353,7 +361,7 @@ class Partition:
 
     def _open(self) -> None:
         """One operator for each epoch that is alive, over the same states."""
-        live = self.memo.live
+        live = self.memo.live or [EVER + 1]
         self.operators = [Operator(epoch, above) for epoch, above in zip(live, (EVER, *live[:-1]), strict=True)]
         for state in self.all_states.values():
             state.oldest = live[0]
