@@ -1,11 +1,13 @@
 """A join node partition's durable state: segments, memo, plan and outbox, changed by one atomic batch per step.
 
-Keys: `m` memo, `p` plan, `i` incarnation, `s` + side + id segment, `t` + name table of feedback, `o` + number outbox
-entry.
+Keys: `m` + name field of the memo, `p` plan, `i` incarnation, `s` + side + id segment, `t` + name piece of a table of
+feedback, `o` + number outbox entry.
 
 Invariant: what is stored is the state after some whole step, with every send of that step either in the outbox or
-already acknowledged. Memory holds a bounded number of bytes of segments; the rest is read back when a probe needs it.
-What holds the bytes is a `KeyValue`: RocksDB in a service (`rocks.py`), a dictionary in the simulation.
+already acknowledged. What a batch writes is what changed: of the memo the fields that are not as they were last
+written. Memory holds a bounded number of bytes of segments and of what lookups derive from them; the rest is read back
+when a probe needs it. What holds the bytes is a `KeyValue`: RocksDB in a service (`rocks.py`), a dictionary in the
+simulation.
 """
 
 from collections import OrderedDict
@@ -14,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from schemas.errors import StateError
 from schemas.rows import decode_rows, encode_rows
 from services.runtime.failpoints import failpoint
 from topology.join.partition import Effects, Memo
@@ -51,23 +54,41 @@ class _StoredSegment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cache:
-    """Segments in memory, least recently used first out, over all stores of a process."""
+    """Segments in memory, least recently used first out, over all stores of a process.
+
+    A run grows when lookups index it: it is measured again when the steps that touched it are durable.
+    """
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self.limit, self.used = limit, 0
         self._runs: OrderedDict[tuple[int, int, int], tuple[Run, int]] = OrderedDict()
+        self._touched: set[tuple[int, int, int]] = set()  # since they were last measured
 
     def get(self, key: tuple[int, int, int]) -> Run | None:
         found = self._runs.get(key)
         if found is None:
             return None
         self._runs.move_to_end(key)
+        self._touched.add(key)
         return found[0]
 
-    def put(self, key: tuple[int, int, int], run: Run, size: int) -> None:
+    def put(self, key: tuple[int, int, int], run: Run) -> None:
         self.drop(key)
-        self._runs[key] = (run, size)
-        self.used += size
+        self._runs[key] = (run, _size(run))
+        self._touched.add(key)
+        self.used += self._runs[key][1]
+        self._evict()
+
+    def measure(self) -> None:
+        """Count what was added to the runs that were touched."""
+        for key in self._touched & self._runs.keys():
+            run, size = self._runs[key]
+            self._runs[key] = (run, _size(run))  # stays in its place
+            self.used += self._runs[key][1] - size
+        self._touched.clear()
+        self._evict()
+
+    def _evict(self) -> None:
         while self.used > self.limit and len(self._runs) > 1:
             _, (_, freed) = self._runs.popitem(last=False)
             self.used -= freed
@@ -92,10 +113,20 @@ class NodeStore:
         engine.write([(_INCARNATION, str(self.incarnation).encode())], [])
         self._windows: Sequence[Mapping[str, int]] = ()
         self._next_outbox = 0
+        self._memo: dict[bytes, bytes] = {}  # its fields, as they were last written
 
     def memo(self) -> Memo | None:
-        found = self.engine.get(_MEMO)
-        return msgspec.msgpack.decode(found, type=Memo) if found else None
+        found = dict(self.engine.scan(_MEMO))
+        if _MEMO in found:
+            raise StateError(
+                f"state of partition {self.partition} was written by an earlier version; delete its directory: it is"
+                " rebuilt from the input topic"
+            )
+        if not found:
+            return None
+        self._memo = found
+        fields = [(f, found.get(_field_key(f.name))) for f in msgspec.structs.fields(Memo)]
+        return Memo(**{f.name: msgspec.msgpack.decode(data, type=f.type) for f, data in fields if data is not None})
 
     def plan(self) -> bytes | None:
         return self.engine.get(_PLAN)
@@ -150,8 +181,9 @@ class NodeStore:
                     len(head).to_bytes(2, "big") + head + encode_rows(run.rows).to_pybytes(),
                 )
             )
-        puts += [(_TABLE + name.encode(), data) for name, data in effects.tables.items()]
+        puts += [(_TABLE + name.encode(), data) for name, data in effects.tables.items() if data is not None]
         deletes = [_segment_key(side, id) for side, id in effects.drops]
+        deletes += [_TABLE + name.encode() for name, data in effects.tables.items() if data is None]
         entries = []
         for send in sends:
             key = b"o" + self._next_outbox.to_bytes(8, "big")
@@ -162,8 +194,9 @@ class NodeStore:
         deletes += done
         if plan is not None:
             puts.append((_PLAN, plan))
-        puts.append((_MEMO, _encoder.encode(memo)))
-        self.engine.write(puts, deletes)
+        changed = [(key, data) for key, data in encoded_memo(memo) if self._memo.get(key) != data]
+        self.engine.write(puts + changed, deletes)
+        self._memo.update(changed)
         if done:
             failpoint("node.after_trim")
         return entries
@@ -198,7 +231,7 @@ class SideStore:
             run = self.store.cache.get(self._key(id))
         if run is None:
             run = self.store.load(self.side, id)
-            self.store.cache.put(self._key(id), run, _size(run))
+            self.store.cache.put(self._key(id), run)
         return run
 
     def put(self, segment: Segment, run: Run) -> None:
@@ -211,15 +244,25 @@ class SideStore:
     def settle(self) -> None:
         """The step is durable: what it put may be evicted from now on."""
         for id, run in self.pending.items():
-            self.store.cache.put(self._key(id), run, _size(run))
+            self.store.cache.put(self._key(id), run)
         self.pending.clear()
+        self.store.cache.measure()
 
     def _key(self, id: int) -> tuple[int, int, int]:
         return (self.store.partition, self.side, id)
 
 
+def encoded_memo(memo: Memo) -> list[tuple[bytes, bytes]]:
+    """A memo field by field, as it is stored."""
+    return [(_field_key(name), _encoder.encode(getattr(memo, name))) for name in memo.__struct_fields__]
+
+
+def _field_key(name: str) -> bytes:
+    return _MEMO + name.encode()
+
+
 def _size(run: Run) -> int:
-    return run.rows.nbytes + 16 * len(run)
+    return run.rows.nbytes + 16 * len(run) + run.index_bytes
 
 
 def _segment_key(side: int, id: int) -> bytes:

@@ -10,7 +10,7 @@ stored; with feedback, at the first moment nobody has it suspended. Composites o
 the state is one window of each input.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -167,7 +167,7 @@ class MultiJoin(Partition):
                 self.hiding.forget(side, self._horizon(side))
             effects.tables.update(self.hiding.stored())
 
-    def _restore_tables(self, tables: dict[str, bytes]) -> None:
+    def _restore_tables(self, tables: Mapping[str, bytes | None]) -> None:
         super()._restore_tables(tables)
         if self.hiding is not None:
             self.hiding.restore(tables)

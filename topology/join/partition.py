@@ -80,7 +80,8 @@ class Effects:
     puts: list[tuple[int, Segment, Run]] = field(default_factory=list)  # (side, segment, rows)
     drops: list[tuple[int, int]] = field(default_factory=list)  # (side, segment id)
     sends: list[Send] = field(default_factory=list)
-    tables: dict[str, bytes] = field(default_factory=dict)  # of feedback, whole, those that changed
+    # of feedback: what changed in them, by name; None deletes what stood there
+    tables: dict[str, bytes | None] = field(default_factory=dict)
 
     def add(self, then: "Effects") -> None:
         """What a later step wants done, too."""
@@ -194,7 +195,7 @@ class Partition:
         """The heralds and what has come of each."""
         return () if self.heralding is None else self.heralding.told
 
-    def restore(self, segments: Sequence[list[Segment]], tables: dict[str, bytes] | None = None) -> None:
+    def restore(self, segments: Sequence[list[Segment]], tables: Mapping[str, bytes | None] | None = None) -> None:
         for state, found in zip((*self.states, *(told.state for told in self.told)), segments, strict=True):
             state.restore(found)
         if tables:
@@ -259,7 +260,7 @@ class Partition:
     def makes_nothing(self) -> bool:
         """Whether our consumer wants nothing at all for now: what it asks for later is found then."""
         return self.feedback is not None and any(
-            not table.shape.columns and len(table.active) for table in self.feedback.suspended.tables
+            not table.shape.columns and table.count_active for table in self.feedback.suspended.tables
         )
 
     def reads(self, header: Header) -> bool:
@@ -299,7 +300,7 @@ class Partition:
         if self.feedback is not None:
             self.feedback.finish(effects)
 
-    def _restore_tables(self, tables: dict[str, bytes]) -> None:
+    def _restore_tables(self, tables: Mapping[str, bytes | None]) -> None:
         """Take over what a step wrote as tables."""
         if self.feedback is not None:
             restore_tables(self.feedback, tables)

@@ -12,6 +12,7 @@ hiding leaves out of a path lacks its row of k, and is made when that row comes.
 entry may be dropped at any time.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -23,7 +24,7 @@ from topology.plan.plan import Node
 from topology.plan.shapes import Shape, links, shape_hash, sizes_of
 from topology.restraint.suspension.detection import without_partner
 from topology.restraint.suspension.memo import FeedbackMemo
-from topology.restraint.suspension.suspended import ShapeTable, changed_bytes
+from topology.restraint.suspension.suspended import ShapeTable, restore_tables, written_tables
 from topology.state.lookup import entries_of, hidden_rows, waiting_rows
 from topology.state.window_state import Run, WindowState
 
@@ -55,7 +56,7 @@ class Hiding:
         shown: dict[tuple[str, ...], U64] = {}
         for pair in self.pairs:
             for table in pair.tables if pair.other == side else ():
-                if len(table.active):
+                if table.count_active:
                     names = table.shape.opposite_names
                     if names not in shown:
                         shown[names] = np.unique(shape_hash(run.rows, names))
@@ -94,22 +95,19 @@ class Hiding:
         """Drop the values that no stored row of a side can show any more."""
         self._latest[side] = NO_WATERMARK
         for table in self._of_side[side]:
-            if len(table.entries):
-                table.forget(horizon, horizon, np.zeros(len(table.entries), np.bool_))
+            table.forget(horizon, horizon)
 
     @property
     def values(self) -> int:
         """How many are hidden now."""
-        return sum(len(t.active) for t in self._all)
+        return sum(t.count_active for t in self._all)
 
-    def stored(self) -> dict[str, bytes]:
-        """The tables that changed, to be written with the step."""
-        return changed_bytes("h", self._all)
+    def stored(self) -> dict[str, bytes | None]:
+        """What changed in the tables, to be written with the step."""
+        return written_tables("h", self._all)
 
-    def restore(self, stored: dict[str, bytes]) -> None:
-        for name, data in stored.items():
-            if name[0] == "h":
-                self._all[int(name[1:])].load_bytes(data)
+    def restore(self, stored: Mapping[str, bytes | None]) -> None:
+        restore_tables("h", self._all, stored)
 
 
 def _tables(node: Node, side: int, other: int) -> list[ShapeTable]:

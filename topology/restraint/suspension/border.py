@@ -1,20 +1,19 @@
 """Feedback at the border of a node: which blocks about demand are admitted, and how its tables are stored.
 
 Invariant: a block that this plan cannot have made is refused before anything changes; `restore_tables` gives back what
-`changed_tables` gave.
+`changed_tables` gave, step by step.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from schemas.block import Block, Header
 from schemas.errors import BlockError
 from topology.join.admission import check_node_header
 from topology.plan.shapes import Shape
-from topology.restraint.suspension.demand import TOLD
-from topology.restraint.suspension.suspended import changed_bytes
+from topology.restraint.suspension import suspended
 from topology.state.lookup import SHAPE, TICKET, TYPES, unpack
 
 if TYPE_CHECKING:
@@ -73,22 +72,17 @@ def check_feedback(feedback: "Feedback", block: Block) -> None:
             raise BlockError(f"{header.kind} of values that belong to another partition")
 
 
-def changed_tables(feedback: "Feedback") -> dict[str, bytes]:
-    """The tables that changed, to be written with the step."""
-    found = {}
+def changed_tables(feedback: "Feedback") -> dict[str, bytes | None]:
+    """What changed in the tables, to be written with the step."""
+    found: dict[str, bytes | None] = {}
     for side, demand in enumerate(feedback.demands):
-        if demand is not None and demand.changed:
-            found[f"d{side}"] = msgspec.msgpack.encode([t.tobytes() for t in demand.tables])
-            demand.changed = False
-    return found | changed_bytes("s", feedback.suspended.tables)
+        if demand is not None:
+            found |= demand.written(f"d{side}")
+    return found | suspended.written_tables("s", feedback.suspended.tables)
 
 
-def restore_tables(feedback: "Feedback", stored: dict[str, bytes]) -> None:
-    for name, data in stored.items():
-        number = int(name[1:])
-        if name[0] == "s":
-            feedback.suspended.tables[number].load_bytes(data)
-        elif name[0] == "d":
-            demand = feedback.demands[number]
-            assert demand is not None
-            demand.tables = [np.frombuffer(t, TOLD).copy() for t in msgspec.msgpack.decode(data)]
+def restore_tables(feedback: "Feedback", stored: Mapping[str, bytes | None]) -> None:
+    suspended.restore_tables("s", feedback.suspended.tables, stored)
+    for side, demand in enumerate(feedback.demands):
+        if demand is not None:
+            demand.restore(f"d{side}", stored)

@@ -118,7 +118,7 @@ def together(length: int, found: Sequence[Found]) -> tuple[int, U64]:
 def not_wanted(tables: Sequence[tuple[ShapeTable, int]], run: Run) -> Iterator[Found]:
     """Sub-tuples that our consumer has suspended here, each table with the number its shape has at the producer."""
     for table, i in tables:
-        if len(table.active):
+        if table.count_active:
             shown = shape_hash(run.rows, table.shape.names)
             at = np.flatnonzero(table.covers(shown))
             if at.size:

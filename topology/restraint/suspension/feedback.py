@@ -17,6 +17,7 @@ side has passed it (`kept_from`).
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,7 +163,7 @@ class Feedback:
         """All but the empty sub-tuple, which costs nothing while it lasts."""
         demand = self.demands[side]
         assert demand is not None
-        asked = [(i, table["hash"].copy()) for i, table in enumerate(demand.tables) if demand.shapes[i].columns]
+        asked = [(i, demand.hashes(i)) for i, shape in enumerate(demand.shapes) if shape.columns]
         self._ask(side, asked, NO_PARTNER | NOT_WANTED, [], self.suspended.kept_from, effects)
 
     def _speaks(self, side: int) -> bool:
@@ -196,7 +197,7 @@ class Feedback:
         show together (type II)."""
         keep = np.ones(len(pairs), np.bool_)
         for table in self.suspended.tables:
-            if len(table.active) and not any(table.shape.sides):
+            if table.count_active and not any(table.shape.sides):
                 shown = shape_hash(pairs, table.shape.names)
                 covered = table.covers(shown)
                 if covered.any():
@@ -209,7 +210,7 @@ class Feedback:
         """Which pairs nobody has suspended, of any rows."""
         keep = np.ones(len(pairs), np.bool_)
         for table in self.suspended.tables:
-            if len(table.active):
+            if table.count_active:
                 keep &= ~table.covers(shape_hash(pairs, table.shape.names))
         self.memo.pairs_avoided += len(keep) - int(keep.sum())
         return keep
@@ -482,17 +483,21 @@ class Feedback:
         self.memo.expired = [horizon, unseen]
         gone: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
         for i, table in enumerate(self.suspended.tables):
-            if not len(table.entries) and not len(table.intervals):
+            if not table.is_used:
                 continue
-            keep = np.zeros(len(table.entries), np.bool_)
-            for side, demand in enumerate(self.demands):
-                if demand is not None and i in self._passed[side] and len(keep):
-                    keep |= demand.is_told(self._passed[side][i], table.entries["hash"])
-            found = table.forget(horizon, unseen, keep)
+            found = table.forget(horizon, unseen, partial(self._is_passed_on, i))
             for p in bits_of(int(np.bitwise_or.reduce(found["votes"])) if len(found) else 0):
                 gone.setdefault(p, []).append((i, found[found["votes"] & np.uint64(1 << p) != 0]))
         for p, entries in gone.items():
             effects.sends.append(self.join.send_to(p, "release", pack(entries, 0)))
+
+    def _is_passed_on(self, i: int, hashes: U64) -> Mask:
+        """Which values of a shape some producer leaves out for our consumer's sake."""
+        found = np.zeros(len(hashes), np.bool_)
+        for passed, demand in zip(self._passed, self.demands, strict=True):
+            if demand is not None and i in passed:
+                found |= demand.is_told(passed[i], hashes)
+        return found
 
     def _tell(
         self,
@@ -511,7 +516,7 @@ class Feedback:
 
     def counts(self) -> dict[str, int]:
         return self.memo.counts(
-            here=sum(len(t.active) for t in self.suspended.tables),
-            above=sum(int((t["told"] != 0).sum()) for d in self.demands if d is not None for t in d.tables),
+            here=sum(t.count_active for t in self.suspended.tables),
+            above=sum(d.count_told for d in self.demands if d is not None),
             speaking=sum(d is not None and self._speaks(side) for side, d in enumerate(self.demands)),
         )

@@ -7,11 +7,11 @@ every moment since their later row came are exactly those never made: `never_fre
 which values were suspended, whichever side waited for which and however often (moments are offsets of the input topic).
 
 Invariant: entries and intervals are kept as long as a row they cover may still matter to a consumer; then both ends
-forget them.
+forget them. What an operation costs follows from the values it is about, not from how many there are.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,126 +20,175 @@ import numpy.typing as npt
 from schemas.block import NO_WATERMARK
 from schemas.rows import I64, U64, Mask
 from topology.plan.shapes import Shape
+from topology.restraint.suspension.intervals import INTERVAL, Intervals
+from topology.restraint.values import Bits, Values, by_hash, by_owner
 
-ENTRY = np.dtype([("hash", "u8"), ("left", "u8"), ("votes", "u8"), ("since", "i8"), ("last", "i8"), ("polled", "u1")])
-INTERVAL = np.dtype([("hash", "u8"), ("start", "i8"), ("end", "i8"), ("last", "i8")])
+ENTRY = np.dtype([("hash", "u8"), ("left", "u8"), ("votes", "u8"), ("since", "i8"), ("last", "i8"), ("polled", "u8")])
 Table = npt.NDArray[Any]
-_MOMENT_BITS = 43
 _NEVER = -1
 NOTHING_KEPT = 2**62
 
 
-@dataclass
 class ShapeTable:
-    shape: Shape
-    everyone: int  # the votes that make an entry active, unless one partition decides alone
-    entries: Table = field(default_factory=lambda: np.empty(0, ENTRY))  # sorted by hash
-    intervals: Table = field(default_factory=lambda: np.empty(0, INTERVAL))  # ended ones, sorted by hash and start
-    active: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
-    version: int = 0  # grows with every change of what is active
-    keeps_intervals: bool = True  # to know later what is owed; not where nothing ever is
-    changed: bool = False  # since it was last written
+    def __init__(self, shape: Shape, everyone: int, keeps_intervals: bool = True) -> None:
+        self.shape = shape
+        self.everyone = everyone  # the votes that make an entry active, unless one partition decides alone
+        self.keeps_intervals = keeps_intervals  # to know later what is owed; not where nothing ever is
+        self.version = 0  # grows with every change of what is active
+        self.count_active = 0
+        self._values, self._intervals = Values(ENTRY, expires="last"), Intervals()
+        self._voters = Bits()
+        self._unpolled: list[U64] = []  # what `poll` may find, and perhaps more
 
-    def __post_init__(self) -> None:
-        self._index()
+    # -- how much there is, and all of it
 
-    def to_bytes(self) -> bytes:
-        return len(self.entries).to_bytes(8, "big") + self.entries.tobytes() + self.intervals.tobytes()
+    def __len__(self) -> int:
+        return len(self._values)
 
-    def load_bytes(self, data: bytes) -> None:
-        stop = 8 + int.from_bytes(data[:8], "big") * ENTRY.itemsize
-        self.entries, self.intervals = (
-            np.frombuffer(data[8:stop], ENTRY).copy(),
-            np.frombuffer(data[stop:], INTERVAL).copy(),
-        )
-        self._index()
+    @property
+    def is_used(self) -> bool:
+        """Whether it covers anything, or did of late."""
+        return bool(len(self._values) or len(self._intervals))
 
-    def _index(self) -> None:
-        self.version += 1
-        self.active = np.ascontiguousarray(self.entries["hash"][self.entries["since"] != _NEVER])
-        self._hashes, starts = np.unique(self.intervals["hash"], return_inverse=True)
-        self._moments = (starts.astype(np.int64) << _MOMENT_BITS) | self.intervals["start"]
+    @property
+    def voters(self) -> int:
+        """The partitions that want anything suspended, as bits."""
+        return self._voters.word
+
+    @property
+    def nbytes(self) -> int:
+        return self._values.nbytes + self._intervals.nbytes
+
+    @property
+    def entries(self) -> Table:
+        """All, sorted by hash; costs what there is, as the next two do."""
+        return self._values.all()
+
+    @property
+    def active(self) -> U64:
+        entries = self.entries
+        found: U64 = entries["hash"][entries["since"] != _NEVER]
+        return found
+
+    @property
+    def intervals(self) -> Table:
+        """Those that ended, sorted by hash and start."""
+        return self._intervals.all()
+
+    # -- what a step asks and does
 
     def covers(self, hashes: U64) -> Mask:
-        return among(hashes, self.active)
+        if not self.count_active:
+            return np.zeros(len(hashes), np.bool_)
+        at = self._values.find(hashes)
+        return np.asarray((at >= 0) & (self._values.rows["since"][at] != _NEVER), np.bool_)
 
     def vote(self, given: Table, voter: int, now: int, last: int) -> U64:
-        """Take a partition's votes; gives the hashes that are active from now on."""
-        self.changed = True
+        """Take a partition's votes for entries of distinct hashes, in order; gives the hashes that are active from now
+        on."""
         bit = np.uint64(1 << voter)
-        known = among(given["hash"], self.entries["hash"])
-        at = np.searchsorted(self.entries["hash"], given["hash"][known])
-        self.entries["votes"][at] |= bit
-        self.entries["last"][at] = np.maximum(self.entries["last"][at], last)
-        fresh = given[~known].copy()
-        fresh["votes"], fresh["since"], fresh["last"], fresh["polled"] = bit, _NEVER, last, 0
-        if len(fresh):
-            self.entries = by_hash(np.concatenate([self.entries, fresh]))
-        agreed = self.shape.authority | (self.entries["votes"] == self.everyone)
-        begins = agreed & (self.entries["since"] == _NEVER)
-        self.entries["since"][begins] = now
-        self._index()
-        begun: U64 = self.entries["hash"][begins].copy()
+        at = self._values.find(given["hash"])
+        is_known = at >= 0
+        known, rows = at[is_known], self._values.rows
+        votes = rows["votes"][known]
+        self._voters.shift(voter, len(given) - int((votes & bit != 0).sum()))
+        votes |= bit
+        rows["votes"][known] = votes
+        rows["last"][known] = np.maximum(rows["last"][known], last)
+        begins = np.full(len(given), self.shape.authority or int(bit) == self.everyone)
+        begins[is_known] = (self.shape.authority | (votes == self.everyone)) & (rows["since"][known] == _NEVER)
+        rows["since"][at[is_known & begins]] = now
+        self._values.touch(known)
+        fresh = given[~is_known].copy()
+        fresh["votes"], fresh["last"], fresh["polled"] = bit, last, 0
+        fresh["since"] = np.where(begins[~is_known], now, _NEVER)
+        self._values.insert(fresh)
+        if not self.shape.authority:
+            self._unpolled.append(fresh["hash"][~begins[~is_known]])
+        begun: U64 = given["hash"][begins]
+        self._activated(len(begun))
         return begun
 
     def poll(self) -> Table:
         """The entries that some but not all want suspended and nobody was asked about; they count as asked from now
         on."""
-        if self.shape.authority or not len(self.entries):
-            return self.entries[:0]
-        open_ = (self.entries["since"] == _NEVER) & (self.entries["polled"] == 0)
-        self.entries["polled"][open_] = 1
-        self.changed |= bool(open_.any())
-        found: Table = self.entries[open_].copy()
+        if self.shape.authority or not self._unpolled:
+            return np.empty(0, ENTRY)
+        at = self._values.find(np.unique(np.concatenate(self._unpolled)))
+        self._unpolled, rows = [], self._values.rows
+        at = at[at >= 0]
+        at = at[(rows["since"][at] == _NEVER) & (rows["polled"][at] == 0)]
+        rows["polled"][at] = 1
+        self._values.touch(at)
+        found: Table = rows[at]
         return found
 
     def retract(self, hashes: U64, voter: int, now: int, last: int) -> Table:
-        """Take votes back; gives the entries that were active until now."""
-        mine = among(self.entries["hash"], hashes) & (self.entries["votes"] & np.uint64(1 << voter) != 0)
-        self.changed |= bool(mine.any())
-        self.entries["votes"][mine] &= np.uint64(~(1 << voter) & (2**64 - 1))
-        ends = mine & (self.entries["since"] != _NEVER)
-        ended: Table = self.entries[ends].copy()
+        """Take votes for distinct hashes back; gives the entries that were active until now."""
+        bit = np.uint64(1 << voter)
+        at, rows = self._values.find(hashes), self._values.rows
+        at = at[at >= 0]
+        at = at[rows["votes"][at] & bit != 0]
+        rows["votes"][at] &= ~bit
+        self._voters.shift(voter, -len(at))
+        ends = at[rows["since"][at] != _NEVER]
+        ended = by_hash(rows[ends])
         if len(ended) and self.keeps_intervals:
             closed = np.empty(len(ended), INTERVAL)
             closed["hash"], closed["start"], closed["end"] = ended["hash"], ended["since"], now
             closed["last"] = np.maximum(last, ended["last"])
-            self.intervals = by_hash(
-                np.concatenate([self.intervals, closed])
-            )  # those of one value stay in order: the new one is the last
-        self.entries["since"][ends] = _NEVER
-        self.entries = self.entries[self.entries["votes"] != 0]
-        self._index()
+            self._intervals.add(closed)
+        rows["since"][ends] = _NEVER
+        if not self.shape.authority:
+            self._unpolled.append(ended["hash"])
+        self._values.touch(at)
+        self._values.remove(at[rows["votes"][at] == 0])
+        self._activated(-len(ended))
         return ended
 
     def waits(self, hashes: U64, ends: I64) -> None:
         """Rows that show these values came and wait, valid until `ends`."""
-        self.changed |= len(hashes) > 0
-        at = np.searchsorted(self.entries["hash"], hashes)
-        np.maximum.at(self.entries["last"], at, ends)
+        at, lasts = self._values.find(hashes), self._values.rows["last"]
+        later = ends > lasts[at]
+        np.maximum.at(lasts, at[later], ends[later])
+        self._values.touch(at[later])
 
-    def forget(self, horizon: int, unseen: int, keep: Mask) -> Table:
-        """Drop the intervals that no row can matter to any more, and the entries of which none came since `unseen`;
-        gives these."""
-        gone = (self.entries["last"] < unseen) & ~keep
-        found: Table = self.entries[gone]
-        old = self.intervals["last"] < horizon
-        if gone.any() or old.any():
-            self.entries, self.intervals = self.entries[~gone], self.intervals[~old]
-            self.changed = True
-            self._index()
+    def forget(self, horizon: int, unseen: int, keep: Callable[[U64], Mask] | None = None) -> Table:
+        """Drop the intervals that no row can matter to any more, and the entries of which none came since `unseen`, but
+        for those to be kept; gives these."""
+        found = self._values.remove_expired(unseen, keep)
+        self._voters.add(found["votes"], -1)
+        self._activated(-int((found["since"] != _NEVER).sum()))
+        self._intervals.drop(horizon)
         return found
 
     def free_at(self, hashes: U64, moment: I64) -> I64:
         """For each value, the end of the ended interval that holds this moment, or the moment itself."""
-        if not len(self._hashes):
-            return moment
-        at = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
-        key = (at.astype(np.int64) << _MOMENT_BITS) | moment
-        place = np.searchsorted(self._moments, key, "right") - 1
-        inside = (self._hashes[at] == hashes) & (place >= 0) & (self._moments[place] >> _MOMENT_BITS == at)
-        ends = self.intervals["end"][place]
-        return np.where(inside & (moment < ends), ends, moment)
+        return self._intervals.free_at(hashes, moment)
+
+    def _activated(self, count: int) -> None:
+        self.count_active += count
+        self.version += count != 0
+
+    # -- how it is written
+
+    @property
+    def changed(self) -> bool:
+        return self._values.changed or self._intervals.changed
+
+    def written(self, name: str) -> dict[str, bytes | None]:
+        """What changed since the last time, to be written now."""
+        return self._values.written(name) | self._intervals.written(f"{name}i")
+
+    def restore(self, name: str, stored: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Take over what was written under this name."""
+        self._values.restore(stored.get(name, {}))
+        self._intervals.restore(stored.get(f"{name}i", {}))
+        entries = self._values.all()
+        self._voters.add(entries["votes"])
+        self._activated(int((entries["since"] != _NEVER).sum()))
+        if not self.shape.authority:
+            self._unpolled = [entries["hash"][entries["since"] == _NEVER]]
 
 
 @dataclass
@@ -155,23 +204,20 @@ class Suspended:
 
     @property
     def is_empty(self) -> bool:
-        return not any(len(t.entries) for t in self.tables)
+        return not any(map(len, self.tables))
 
     @property
     def kept_from(self) -> int:
         """Rows that end before this no consumer wants any more; `NOTHING_KEPT` while nothing is suspended."""
         votes = 0
         for table in self.tables:
-            if len(table.entries):
-                votes |= int(np.bitwise_or.reduce(table.entries["votes"]))
-        if not votes:
-            return NOTHING_KEPT
-        return min(self.reached.get(p, NO_WATERMARK) for p in range(votes.bit_length()) if votes >> p & 1)
+            votes |= table.voters
+        return min((self.reached.get(p, NO_WATERMARK) for p in bits_of(votes)), default=NOTHING_KEPT)
 
     @property
     def used(self) -> list[ShapeTable]:
         """The tables that cover anything, or did of late."""
-        return [table for table in self.tables if len(table.entries) or len(table.intervals)]
+        return [table for table in self.tables if table.is_used]
 
 
 def never_free(shown: Sequence[tuple[ShapeTable, U64]], since: I64, now: int) -> Mask:
@@ -186,19 +232,20 @@ def never_free(shown: Sequence[tuple[ShapeTable, U64]], since: I64, now: int) ->
             return moment >= now
 
 
-def changed_bytes(prefix: str, tables: Sequence[ShapeTable]) -> dict[str, bytes]:
-    """Those that changed since they were last written, to be written now: by a prefix and their number."""
-    found = {}
+def written_tables(prefix: str, tables: Sequence[ShapeTable]) -> dict[str, bytes | None]:
+    """What changed in each since it was last written, to be written now: by a prefix and their number."""
+    found: dict[str, bytes | None] = {}
     for number, table in enumerate(tables):
         if table.changed:
-            found[f"{prefix}{number}"] = table.to_bytes()
-            table.changed = False
+            found |= table.written(f"{prefix}{number}")
     return found
 
 
-def by_hash(table: Table) -> Table:
-    """Sorted by hash; rows of one hash stay in order. Sorting whole records takes many times as long."""
-    return table[np.argsort(table["hash"], kind="stable")]
+def restore_tables(prefix: str, tables: Sequence[ShapeTable], stored: Mapping[str, bytes | None]) -> None:
+    """Take over what `written_tables` gave."""
+    owners = by_owner(stored)
+    for number, table in enumerate(tables):
+        table.restore(f"{prefix}{number}", owners)
 
 
 def among(values: npt.NDArray[Any], ordered: npt.NDArray[Any]) -> Mask:
