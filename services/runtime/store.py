@@ -25,6 +25,7 @@ from topology.state.window_state import Run, Segment
 _encoder = msgspec.msgpack.Encoder()
 
 _MEMO, _PLAN, _INCARNATION, _TABLE = b"m", b"p", b"i", b"t"
+_FIELDS = {name: _MEMO + name.encode() for name in Memo.__struct_fields__}
 CACHE_BYTES = 256 << 20
 
 
@@ -125,7 +126,7 @@ class NodeStore:
         if not found:
             return None
         self._memo = found
-        fields = [(f, found.get(_field_key(f.name))) for f in msgspec.structs.fields(Memo)]
+        fields = [(f, found.get(_FIELDS[f.name])) for f in msgspec.structs.fields(Memo)]
         return Memo(**{f.name: msgspec.msgpack.decode(data, type=f.type) for f, data in fields if data is not None})
 
     def plan(self) -> bytes | None:
@@ -254,11 +255,7 @@ class SideStore:
 
 def encoded_memo(memo: Memo) -> list[tuple[bytes, bytes]]:
     """A memo field by field, as it is stored."""
-    return [(_field_key(name), _encoder.encode(getattr(memo, name))) for name in memo.__struct_fields__]
-
-
-def _field_key(name: str) -> bytes:
-    return _MEMO + name.encode()
+    return [(key, _encoder.encode(getattr(memo, name))) for name, key in _FIELDS.items()]
 
 
 def _size(run: Run) -> int:

@@ -11,7 +11,6 @@ and memo.
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -189,18 +188,26 @@ def at_the_consumer(bench: Bench, size: int) -> Iterator[list[Block]]:
         oldest, newest = oldest + FEW, newest + FEW
 
 
-def measure(node: str, size: int, steps: int) -> Cost:
-    bench = Bench(node)
-    times, written = [], []
-    for k, blocks in enumerate({"j1": at_the_producer, "j2": at_the_consumer}[node](bench, size)):
-        if k == WARM_UP + steps:
-            break
-        before, begun = bench.disk.written, time.process_time()
-        bench.take(blocks)
-        times.append((time.process_time() - begun) * 1e6)
-        written.append(bench.disk.written - before)
-    times, written = times[WARM_UP:], written[WARM_UP:]
-    return Cost(size, statistics.median(times), statistics.mean(times), statistics.mean(written), max(written))
+def measure(node: str, sizes: Sequence[int], steps: int) -> list[Cost]:
+    """All sizes in turn, step by step, so that whatever else the machine does falls on all alike."""
+    benches = [Bench(node) for _ in sizes]
+    made = [STEPS[node](bench, size) for bench, size in zip(benches, sizes, strict=True)]
+    times = np.zeros((len(sizes), WARM_UP + steps))
+    written = np.zeros((len(sizes), WARM_UP + steps), np.int64)
+    for k in range(WARM_UP + steps):
+        for i, bench in enumerate(benches):
+            blocks = next(made[i])
+            before, begun = bench.disk.written, time.process_time()
+            bench.take(blocks)
+            times[i, k] = (time.process_time() - begun) * 1e6
+            written[i, k] = bench.disk.written - before
+    return [
+        Cost(size, float(np.median(t)), float(t.mean()), float(w.mean()), int(w.max()))
+        for size, t, w in zip(sizes, times[:, WARM_UP:], written[:, WARM_UP:], strict=True)
+    ]
+
+
+STEPS = {"j1": at_the_producer, "j2": at_the_consumer}
 
 
 def main() -> None:
@@ -208,12 +215,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600, help="that are measured (default: %(default)s)")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="(default: %(default)s)")
     arguments = parser.parse_args()
-    for node in ("j1", "j2"):
+    for node in STEPS:
         print(f"{node}: suspended   us median    us mean   bytes mean   bytes most")
-        for size in arguments.sizes:
-            cost = measure(node, size, arguments.steps)
+        for cost in measure(node, arguments.sizes, arguments.steps):
             print(
-                f"{size:>13,} {cost.cpu_us:>11,.0f} {cost.cpu_mean_us:>10,.0f} {cost.bytes_mean:>12,.0f}"
+                f"{cost.values:>13,} {cost.cpu_us:>11,.0f} {cost.cpu_mean_us:>10,.0f} {cost.bytes_mean:>12,.0f}"
                 f" {cost.bytes_most:>12,}"
             )
 
