@@ -25,9 +25,9 @@ SAME_PLACE = pow(0x9E3779B97F4A7C15, -1, 2**64)  # multiples of it are looked fo
 Disk = dict[str, bytes]
 
 
-@pytest.fixture(params=[(4, 2, 0), (1_024, 256, 65_536)], ids=["small pieces", "as it is"])
+@pytest.fixture(params=[(4, 2, 0, 0), (8, 3, 20, 8), (1_024, 256, 8_192, 8)], ids=["tiny", "small", "as it is"])
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in zip(("_PIECE", "WRITTEN_MOST", "SLACK"), request.param, strict=True):
+    for name, value in zip(("_PIECE", "WRITTEN_MOST", "SLACK", "PIECE_COST"), request.param, strict=True):
         monkeypatch.setattr(values, name, value)
 
 
@@ -307,7 +307,9 @@ def test_what_is_written_is_what_changed_and_the_log_stays_short(count: int, mon
         write(disk, pieces)
         size = sum(len(data or b"") for data in pieces.values())
         most, total = max(most, size), total + size
-    assert most <= (3 * 100 + values.WRITTEN_MOST) * ENTRY.itemsize + 100  # its own, and a bounded part of the oldest
+    assert (
+        most <= (3 * 100 + 2 * values.PIECE_COST + values.WRITTEN_MOST) * ENTRY.itemsize + 100
+    )  # its own, and a bounded part of the oldest
     assert total <= 3 * 2 * count * (ENTRY.itemsize + 1)
     assert sum(map(len, disk.values())) <= 3.2 * (count + 500) * ENTRY.itemsize
     again = Values(ENTRY, expires="last")

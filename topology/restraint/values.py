@@ -23,17 +23,19 @@ from schemas.rows import I64, U64, Mask
 Table = npt.NDArray[Any]
 _EMPTY, _GONE = -1, -2
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_PIECE = 1_024  # records that share a bound of when they expire
+_PIECE = 1_024  # records that share a bound of when they expire, in a large table
 _LATEST = np.iinfo(np.int64).max
+ROOM_LEAST = 16
 WRITTEN_MOST = 256  # records in one piece of the log
-SLACK = 65_536  # records that a log may hold in vain, beside as many as there are
+PIECE_COST = 8  # a piece of the log counts as so many records beside those in it, so that there are not too many
+SLACK = 8_192  # records that a log may hold in vain, beside as many as there are
 
 
 class Values:
     def __init__(self, record: np.dtype[Any], expires: str | None = None) -> None:
         self._record, self._expires = record, expires
         self._touched: list[U64] = []  # since it was last written
-        self._log: deque[tuple[int, U64, int]] = deque()  # (number, hashes of its records, with those removed how many)
+        self._log: deque[tuple[int, U64, int]] = deque()  # (number, hashes of its records, what it counts)
         self._logged = self._next = self._debt = 0
         self._arrange(np.empty(0, record), np.empty(0, np.int64), 0)
 
@@ -42,8 +44,9 @@ class Values:
 
     @property
     def nbytes(self) -> int:
-        """Of the records, without what finds them."""
-        return self._count * self._record.itemsize
+        """Of the records, with room for more, and of what finds them."""
+        arrays = (self.rows, self._alive, self._numbers, self._free, self._slots)
+        return sum(array.nbytes for array in arrays) + 8 * (self._logged - PIECE_COST * len(self._log))
 
     @property
     def changed(self) -> bool:
@@ -99,7 +102,7 @@ class Values:
         self._free[self._free_count : self._free_count + len(at)] = at
         self._free_count += len(at)
         self._count -= len(at)
-        if len(self.rows) > _PIECE and self._count < len(self.rows) // 16:
+        if len(self.rows) > ROOM_LEAST and self._count < len(self.rows) // 16:
             self._arrange(self.rows[: self._end], self._numbers[: self._end], 0, self._alive[: self._end])
 
     def touch(self, at: I64) -> None:
@@ -113,10 +116,10 @@ class Values:
         due = np.flatnonzero(self._least < bound)
         if not due.size:
             return np.empty(0, self._record)
-        pieces = self.rows[self._expires].reshape(-1, _PIECE)
-        alive = self._alive.reshape(-1, _PIECE)
+        pieces = self.rows[self._expires].reshape(-1, self._piece)
+        alive = self._alive.reshape(-1, self._piece)
         piece, place = np.nonzero((pieces[due] < bound) & alive[due])
-        at = due[piece] * _PIECE + place
+        at = due[piece] * self._piece + place
         if keep is not None and at.size:
             at = at[~keep(self._hashes[at])]
         found = by_hash(self.rows[at])
@@ -151,7 +154,7 @@ class Values:
         """The oldest pieces go, where there are too many: which, and what of them is in force."""
         found: dict[str, bytes | None] = {}
         again: list[I64] = []
-        self._debt = self._debt + 2 * changes if self._logged > 2 * self._count + SLACK else 0
+        self._debt = self._debt + 2 * (changes + PIECE_COST) if self._logged > 2 * self._count + SLACK else 0
         while self._log and self._log[0][2] <= self._debt:
             number, hashes, size = self._log.popleft()
             self._debt -= size
@@ -163,7 +166,7 @@ class Values:
         return found, again
 
     def _note(self, hashes: U64, removed: int) -> None:
-        size = len(hashes) + removed
+        size = len(hashes) + removed + PIECE_COST
         self._log.append((self._next, hashes, size))
         self._logged += size
         self._next += 1
@@ -196,7 +199,7 @@ class Values:
         """Everything anew, with room for a third more at least."""
         if alive is not None:
             records, numbers = records[alive], numbers[alive]
-        room = max(_PIECE, 1 << (4 * (len(records) + more) // 3).bit_length())
+        room = max(ROOM_LEAST, 1 << (4 * (len(records) + more) // 3).bit_length())
         self.rows: Table = np.zeros(room, self._record)
         self._hashes: U64 = self.rows["hash"]
         self._alive = np.zeros(room, np.bool_)
@@ -207,7 +210,8 @@ class Values:
         self._count = self._used = 0
         self._end = len(records)
         if self._expires is not None:
-            self._least = np.full(room // _PIECE, _LATEST)
+            self._piece = min(room, _PIECE)
+            self._least = np.full(room // self._piece, _LATEST)
         at = np.arange(len(records))
         self._fill(at, records)
         self._numbers[at] = numbers
@@ -218,7 +222,7 @@ class Values:
         self._count += len(at)
         self._used += len(at)
         if self._expires is not None:
-            np.minimum.at(self._least, at // _PIECE, records[self._expires])
+            np.minimum.at(self._least, at // self._piece, records[self._expires])
         slot = self._home(records["hash"])
         while len(at):
             free = self._slots[slot] < 0
