@@ -59,7 +59,7 @@ class PartitionHost:
         self.mesh, self.query, self.node_id, self.partition = mesh, history[0].query, node, partition
         self.sender, self.steps = sender, steps
         self.database = store
-        self.memo = self.database.memo(Memo) or Memo()
+        self.memo = self.database.memo() or Memo()
         self.dead = 0
         self.waiting = 0  # records taken since the last commit
         self._effects, self._letters = Effects(), list[OutboxEntry]()  # what they want done

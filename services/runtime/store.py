@@ -1,11 +1,13 @@
 """A join node partition's durable state: segments, memo, plan and outbox, changed by one atomic batch per step.
 
-Keys: `m` memo, `p` plan, `i` incarnation, `s` + side + id segment, `t` + name table of feedback, `o` + number outbox
-entry.
+Keys: `m` + name field of the memo, `p` plan, `i` incarnation, `s` + name of the state + id segment, `t` + name piece of
+a restraint's table, `o` + number outbox entry.
 
 Invariant: what is stored is the state after some whole step, with every send of that step either in the outbox or
-already acknowledged. Memory holds a bounded number of bytes of segments; the rest is read back when a probe needs it.
-What holds the bytes is a `KeyValue`: RocksDB in a service (`rocks.py`), a dictionary in the simulation.
+already acknowledged. What a batch writes is what changed: of the memo the fields that are not as they were last
+written. Memory holds a bounded number of bytes of segments and of what lookups derive from them; the rest is read back
+when a probe needs it. What holds the bytes is a `KeyValue`: RocksDB in a service (`rocks.py`), a dictionary in the
+simulation.
 """
 
 from collections import OrderedDict
@@ -14,14 +16,17 @@ from typing import Protocol
 
 import msgspec
 
+from schemas.errors import StateError
 from schemas.rows import decode_rows, encode_rows
 from services.runtime.failpoints import failpoint
-from topology.join.partition import Effects, Memo
-from topology.state.window_state import Run, Segment
+from topology.join.memo import Memo
+from topology.message.effects import Effects
+from topology.state.window_state import Run, Segment, StateName
 
 _encoder = msgspec.msgpack.Encoder()
 
 _MEMO, _PLAN, _INCARNATION, _TABLE = b"m", b"p", b"i", b"t"
+_FIELDS = {name: _MEMO + name.encode() for name in Memo.__struct_fields__}
 CACHE_BYTES = 256 << 20
 
 
@@ -48,31 +53,53 @@ class _StoredSegment(msgspec.Struct, frozen=True, array_like=True):
     max_end: int
     max_start: int
     min_end: int
+    epoch: int
+
+
+CacheKey = tuple[int, StateName, int]  # partition, state, segment
 
 
 class Cache:
-    """Segments in memory, least recently used first out, over all stores of a process."""
+    """Segments in memory, least recently used first out, over all stores of a process.
+
+    A run grows when lookups index it: it is measured again when the steps that touched it are durable.
+    """
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self.limit, self.used = limit, 0
-        self._runs: OrderedDict[tuple[int, int, int], tuple[Run, int]] = OrderedDict()
+        self._runs: OrderedDict[CacheKey, tuple[Run, int]] = OrderedDict()
+        self._touched: set[CacheKey] = set()  # since they were last measured
 
-    def get(self, key: tuple[int, int, int]) -> Run | None:
+    def get(self, key: CacheKey) -> Run | None:
         found = self._runs.get(key)
         if found is None:
             return None
         self._runs.move_to_end(key)
+        self._touched.add(key)
         return found[0]
 
-    def put(self, key: tuple[int, int, int], run: Run, size: int) -> None:
+    def put(self, key: CacheKey, run: Run) -> None:
         self.drop(key)
-        self._runs[key] = (run, size)
-        self.used += size
+        self._runs[key] = (run, _size(run))
+        self._touched.add(key)
+        self.used += self._runs[key][1]
+        self._evict()
+
+    def measure(self) -> None:
+        """Count what was added to the runs that were touched."""
+        for key in self._touched & self._runs.keys():
+            run, size = self._runs[key]
+            self._runs[key] = (run, _size(run))  # stays in its place
+            self.used += self._runs[key][1] - size
+        self._touched.clear()
+        self._evict()
+
+    def _evict(self) -> None:
         while self.used > self.limit and len(self._runs) > 1:
             _, (_, freed) = self._runs.popitem(last=False)
             self.used -= freed
 
-    def drop(self, key: tuple[int, int, int]) -> None:
+    def drop(self, key: CacheKey) -> None:
         found = self._runs.pop(key, None)
         if found is not None:
             self.used -= found[1]
@@ -90,29 +117,43 @@ class NodeStore:
         # Larger than any before it, here or on another worker's disk: receivers refuse blocks of an earlier one.
         self.incarnation = max(int(found or b"0") + 1, now_ms)
         engine.write([(_INCARNATION, str(self.incarnation).encode())], [])
-        self._windows: Sequence[Mapping[str, int]] = ()
+        self._windows: Mapping[StateName, Mapping[str, int]] = {}
+        self._states: dict[StateName, StateStore] = {}
         self._next_outbox = 0
+        self._memo: dict[bytes, bytes] = {}  # its fields, as they were last written
 
     def memo(self) -> Memo | None:
-        found = self.engine.get(_MEMO)
-        return msgspec.msgpack.decode(found, type=Memo) if found else None
+        found = dict(self.engine.scan(_MEMO))
+        if _MEMO in found:
+            raise StateError(
+                f"the state of partition {self.partition} was written by an earlier joinmesh, and blocks of that version"
+                " may be under way: go back to it, stop its producers, wait until `joinmesh status` shows no lag, then"
+                " upgrade and start under a new mesh name"
+            )
+        if not found:
+            return None
+        self._memo = found
+        fields = [(f, found.get(_FIELDS[f.name])) for f in msgspec.structs.fields(Memo)]
+        return Memo(**{f.name: msgspec.msgpack.decode(data, type=f.type) for f, data in fields if data is not None})
 
     def plan(self) -> bytes | None:
         return self.engine.get(_PLAN)
 
-    def restore(self, windows: Sequence[Mapping[str, int]]) -> tuple[list[Segment], ...]:
-        """What each side holds."""
+    def restore(self, windows: Mapping[StateName, Mapping[str, int]]) -> dict[StateName, list[Segment]]:
+        """What each state holds."""
         self._windows = windows
-        sides: tuple[list[Segment], ...] = tuple([] for _ in windows)
+        names = {str(name): name for name in windows}
+        found: dict[StateName, list[Segment]] = {name: [] for name in windows}
         for key, value in self.engine.scan(b"s"):
-            side, id = key[1], int.from_bytes(key[2:], "big")
-            meta, _ = _split(value)
-            sides[side].append(
-                Segment(
-                    id, meta.slice, meta.rows, meta.bytes, meta.min_start, meta.max_end, meta.max_start, meta.min_end
+            name = key[1:-9].decode()
+            if name not in names:
+                raise StateError(
+                    f"partition {self.partition} holds a state of {name}, which this plan does not have; delete its"
+                    " directory: it is rebuilt from the input topic"
                 )
-            )
-        return sides
+            meta, _ = _split(value)
+            found[names[name]].append(Segment(int.from_bytes(key[-8:], "big"), *msgspec.structs.astuple(meta)))
+        return found
 
     def tables(self) -> dict[str, bytes]:
         """What feedback keeps, by name."""
@@ -133,25 +174,15 @@ class NodeStore:
     ) -> list[tuple[bytes, OutboxEntry]]:
         """Make a step durable in one write; gives the outbox entries that may now be sent."""
         puts = []
-        for side, segment, run in effects.puts:
-            meta = _StoredSegment(
-                segment.slice,
-                segment.rows,
-                segment.bytes,
-                segment.min_start,
-                segment.max_end,
-                segment.max_start,
-                segment.min_end,
+        for name, segment, run in effects.puts:
+            head = _encoder.encode(
+                _StoredSegment(*(getattr(segment, field) for field in _StoredSegment.__struct_fields__))
             )
-            head = _encoder.encode(meta)
-            puts.append(
-                (
-                    _segment_key(side, segment.id),
-                    len(head).to_bytes(2, "big") + head + encode_rows(run.rows).to_pybytes(),
-                )
-            )
-        puts += [(_TABLE + name.encode(), data) for name, data in effects.tables.items()]
-        deletes = [_segment_key(side, id) for side, id in effects.drops]
+            rows = encode_rows(run.rows).to_pybytes()
+            puts.append((_segment_key(name, segment.id), len(head).to_bytes(2, "big") + head + rows))
+        puts += [(_TABLE + name.encode(), data) for name, data in effects.tables.items() if data is not None]
+        deletes = [_segment_key(name, id) for name, id in effects.drops]
+        deletes += [_TABLE + name.encode() for name, data in effects.tables.items() if data is None]
         entries = []
         for send in sends:
             key = b"o" + self._next_outbox.to_bytes(8, "big")
@@ -162,34 +193,42 @@ class NodeStore:
         deletes += done
         if plan is not None:
             puts.append((_PLAN, plan))
-        puts.append((_MEMO, _encoder.encode(memo)))
-        self.engine.write(puts, deletes)
+        changed = [(key, data) for key, data in encoded_memo(memo) if self._memo.get(key) != data]
+        self.engine.write(puts + changed, deletes)
+        self._memo.update(changed)
         if done:
             failpoint("node.after_trim")
         return entries
 
-    def side(self, side: int) -> "SideStore":
-        return SideStore(self, side)
+    def state(self, name: StateName) -> "StateStore":
+        """Where the segments of a state are kept."""
+        return self._states.setdefault(name, StateStore(self, name))
 
-    def load(self, side: int, id: int) -> Run:
-        value = self.engine.get(_segment_key(side, id))
-        assert value is not None, f"segment {side}/{id} of partition {self.partition} is not stored"
-        return Run.of(decode_rows(_split(value)[1]), self._windows[side], presorted=True)
+    def settle(self) -> None:
+        """What was applied is durable: it may be evicted from now on."""
+        for state in self._states.values():
+            state.settle()
+        self.cache.measure()
+
+    def load(self, name: StateName, id: int) -> Run:
+        value = self.engine.get(_segment_key(name, id))
+        assert value is not None, f"segment {id} of {name} of partition {self.partition} is not stored"
+        return Run.of(decode_rows(_split(value)[1]), self._windows[name], presorted=True)
 
     def close(self) -> None:
         self.cache.forget(self.partition)
         self.engine.close()
 
 
-class SideStore:
-    """One side's segments: in the cache, or read back from the database.
+class StateStore:
+    """One state's segments: in the cache, or read back from the database.
 
     A put is visible here at once and durable with the step's batch; until then it lives in the cache, which never
     evicts within a step what the step has put (`pending`).
     """
 
-    def __init__(self, store: NodeStore, side: int) -> None:
-        self.store, self.side = store, side
+    def __init__(self, store: NodeStore, name: StateName) -> None:
+        self.store, self.name = store, name
         self.pending: dict[int, Run] = {}
 
     def get(self, id: int) -> Run:
@@ -197,8 +236,8 @@ class SideStore:
         if run is None:
             run = self.store.cache.get(self._key(id))
         if run is None:
-            run = self.store.load(self.side, id)
-            self.store.cache.put(self._key(id), run, _size(run))
+            run = self.store.load(self.name, id)
+            self.store.cache.put(self._key(id), run)
         return run
 
     def put(self, segment: Segment, run: Run) -> None:
@@ -211,19 +250,24 @@ class SideStore:
     def settle(self) -> None:
         """The step is durable: what it put may be evicted from now on."""
         for id, run in self.pending.items():
-            self.store.cache.put(self._key(id), run, _size(run))
+            self.store.cache.put(self._key(id), run)
         self.pending.clear()
 
-    def _key(self, id: int) -> tuple[int, int, int]:
-        return (self.store.partition, self.side, id)
+    def _key(self, id: int) -> CacheKey:
+        return (self.store.partition, self.name, id)
+
+
+def encoded_memo(memo: Memo) -> list[tuple[bytes, bytes]]:
+    """A memo field by field, as it is stored."""
+    return [(key, _encoder.encode(getattr(memo, name))) for name, key in _FIELDS.items()]
 
 
 def _size(run: Run) -> int:
-    return run.rows.nbytes + 16 * len(run)
+    return run.rows.nbytes + 16 * len(run) + run.index_bytes
 
 
-def _segment_key(side: int, id: int) -> bytes:
-    return b"s" + bytes([side]) + id.to_bytes(8, "big")
+def _segment_key(name: StateName, id: int) -> bytes:
+    return b"s" + str(name).encode() + b"\0" + id.to_bytes(8, "big")
 
 
 def _split(value: bytes) -> tuple[_StoredSegment, bytes]:

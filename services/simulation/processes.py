@@ -19,10 +19,12 @@ from services.runtime.report import Durations
 from services.runtime.store import Cache, NodeStore, OutboxEntry
 from services.simulation.broker import SimConsumer, SimSender, SimTransactionalProducer
 from services.sink.loop import Sink
-from topology.join.partition import Memo
 
 if TYPE_CHECKING:
     from services.simulation.world import World
+
+
+_OFFSETS = b"moffsets"  # where a node's memo says how far it has read
 
 
 class SimulatedCrash(BaseException):
@@ -59,16 +61,16 @@ class Disk:
         """Segments and outbox change only together with the input offset that they belong to."""
         if not any(key[:1] in (b"s", b"o") for key, _ in puts) and not any(key[:1] == b"s" for key in deletes):
             return
-        stored = dict(puts).get(b"m")
-        if stored is None or _next(stored) <= _next(self.data.get(b"m")):
+        stored = dict(puts).get(_OFFSETS)
+        if stored is None or _next(stored) <= _next(self.data.get(_OFFSETS)):
             raise ProtocolBroken("segments or outbox were written without the input offset behind them")
 
     def close(self) -> None: ...
 
 
-def _next(memo: bytes | None) -> int:
+def _next(offsets: bytes | None) -> int:
     """How far the inputs were read; grows with every record taken."""
-    return sum(msgspec.msgpack.decode(memo, type=Memo).offsets.values()) if memo is not None else -1
+    return sum(msgspec.msgpack.decode(offsets, type=dict[str, int]).values()) if offsets is not None else -1
 
 
 def _content(value: bytes) -> tuple[Header | None, bytes]:

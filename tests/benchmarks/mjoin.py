@@ -65,7 +65,7 @@ def measure(
                 begun = time.process_time()
                 effects = node.step(offset, block)
                 seconds += time.process_time() - begun
-                written += sum(map(len, effects.tables.values()))
+                written += sum(len(data or b"") for data in effects.tables.values())
                 driver._deliver(effects.sends)
             log.read = len(log.records)
     made = sum(

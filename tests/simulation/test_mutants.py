@@ -20,7 +20,7 @@ from schemas.rows import Rows
 from services.ingest.loop import Ingest
 from services.join_node.host import PartitionHost
 from services.runtime.failpoints import failpoint
-from services.runtime.store import NodeStore, OutboxEntry
+from services.runtime.store import NodeStore, OutboxEntry, encoded_memo
 from services.simulation.world import SimulationFailed, run_seed
 from services.sink.loop import Seen, Sink
 from topology.join.partition import _NOTHING, Effects, Memo, Partition
@@ -31,7 +31,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def _store_memo(host: PartitionHost) -> None:
-    host.database.engine.write([(b"m", msgspec.msgpack.encode(host.memo))], [])
+    host.database.engine.write(encoded_memo(host.memo), [])
 
 
 def offset_after_the_sends(patch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def offset_before_the_batch(patch: pytest.MonkeyPatch) -> None:
     def memo_first(
         self: NodeStore, effects: Effects, memo: Memo, sends: list[OutboxEntry], plan: bytes | None = None
     ) -> list[tuple[bytes, OutboxEntry]]:
-        self.engine.write([(b"m", msgspec.msgpack.encode(memo))], [])
+        self.engine.write(encoded_memo(memo), [])
         failpoint("node.before_batch")
         return apply(self, effects, memo, sends, plan)
 

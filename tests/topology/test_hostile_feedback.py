@@ -114,9 +114,9 @@ def about_demand(h: Header, node: str) -> bool:
 
 def snapshot(node: JoinNode) -> Any:
     assert node.feedback is not None
-    for table in (*node.feedback.suspended.tables, *(d for d in node.feedback.demands if d is not None)):
-        table.changed = True
-    return msgspec.msgpack.encode(node.memo), changed_tables(node.feedback)
+    here = [(t.entries.tobytes(), t.intervals.tobytes()) for t in node.feedback.suspended.tables]
+    above = [t.entries.tobytes() for d in node.feedback.demands if d is not None for t in d.tables]
+    return msgspec.msgpack.encode(node.memo), here, above, changed_tables(node.feedback)
 
 
 @pytest.fixture(scope="module")

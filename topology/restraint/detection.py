@@ -16,7 +16,7 @@ import numpy as np
 from schemas.rows import I64, U64, Mask, Rows
 from topology.plan.shapes import Shape
 from topology.query.expression import Column
-from topology.restraint.suspension.suspended import ShapeTable
+from topology.restraint.tables import ShapeTable
 from topology.state.hashing import shape_hash
 from topology.state.lookup import mask_of, perhaps_present, present
 from topology.state.window_state import Run, WindowState
@@ -123,7 +123,7 @@ def together(length: int, found: Sequence[Found]) -> tuple[int, U64]:
 def not_wanted(tables: Sequence[tuple[ShapeTable, int]], run: Run) -> Iterator[Found]:
     """Sub-tuples that our consumer has suspended here, each table with the number its shape has at the producer."""
     for table, i in tables:
-        if len(table.active):
+        if table.count_active:
             shown = shape_hash(run.rows, table.shape.names)
             at = np.flatnonzero(table.covers(shown))
             if at.size:

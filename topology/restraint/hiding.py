@@ -26,7 +26,7 @@ from topology.plan.plan import Node
 from topology.plan.shapes import Shape, links, sizes_of
 from topology.restraint.detection import without_partner
 from topology.restraint.interface import Ground, Restraint
-from topology.restraint.suspension.suspended import ShapeTable, changed_bytes, entries_of
+from topology.restraint.tables import ShapeTable, entries_of, restore_tables, written_tables
 from topology.restraint.waiting import hidden_rows, waiting_rows
 from topology.state.hashing import shape_hash
 from topology.state.window_state import Run
@@ -76,7 +76,7 @@ class Hiding(Restraint):
         shown: dict[tuple[str, ...], U64] = {}
         for pair in self.pairs:
             for table in pair.tables if pair.other == side else ():
-                if len(table.active):
+                if table.count_active:
                     names = table.shape.opposite_names
                     if names not in shown:
                         shown[names] = np.unique(shape_hash(run.rows, names))
@@ -121,21 +121,18 @@ class Hiding(Restraint):
         for side, horizon in enumerate(horizons):
             self._latest[side] = NO_WATERMARK
             for table in self._of_side[side]:
-                if len(table.entries):
-                    table.forget(horizon, horizon, np.zeros(len(table.entries), np.bool_))
+                table.forget(horizon, horizon)
 
     @property
     def values(self) -> int:
         """How many are hidden now."""
-        return sum(len(t.active) for t in self.tables)
+        return sum(t.count_active for t in self.tables)
 
     def changed(self) -> dict[str, bytes | None]:
-        return changed_bytes("h", self.tables)
+        return written_tables("h", self.tables)
 
     def restore(self, stored: Mapping[str, bytes]) -> None:
-        for name, data in stored.items():
-            if name[0] == "h":
-                self.tables[int(name[1:])].load_bytes(data)
+        restore_tables("h", self.tables, stored)
 
     def counts(self) -> dict[str, Any]:
         return {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from schemas.rows import I64, Mask
-from topology.restraint.suspension.suspended import ShapeTable
+from topology.restraint.tables import ShapeTable
 from topology.state.hashing import shape_hash
 from topology.state.lookup import shown_by
 from topology.state.window_state import Run
@@ -21,7 +21,7 @@ def waiting_rows(tables: Sequence[ShapeTable], side: int, run: Run) -> Mask:
     """Which new rows of a side show a suspended value; the tables take note of them."""
     waits = np.zeros(len(run), np.bool_)
     for table in tables:
-        if table.shape.sides[side] and len(table.active):
+        if table.shape.sides[side] and table.count_active:
             shown = shape_hash(run.rows, table.shape.names)
             covered = table.covers(shown)
             if covered.any():
@@ -35,7 +35,7 @@ def hidden_rows(tables: Sequence[ShapeTable], side: int, run: Run, at: I64) -> M
 
     If they are few, each is looked up; else all rows of the run are, once for every change of what is suspended.
     """
-    mine = [t for t in tables if t.shape.sides[side] and len(t.active)]
+    mine = [t for t in tables if t.shape.sides[side] and t.count_active]
     if not mine:
         return None
     version = tuple(t.version for t in tables)

@@ -53,6 +53,12 @@ class Run:
     def __len__(self) -> int:
         return len(self.hashes)
 
+    @property
+    def index_bytes(self) -> int:
+        """What was derived from it so far; there are as many indexes as shapes at most, whatever its rows."""
+        parts = (part for index in self.indexes.values() for part in (index if isinstance(index, tuple) else (index,)))
+        return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
+
     def take(self, index: I64) -> "Run":
         return Run(self.rows.take(index), self.hashes[index], self.starts[index], self.ends[index])
 

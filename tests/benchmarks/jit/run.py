@@ -222,7 +222,7 @@ def run(plan: Plan, mode: str, work: list[list[tuple[str, bytes]]], limit_s: flo
 def table_bytes(node: JoinNode) -> int:
     if node.feedback is None:
         return 0
-    here = sum(t.entries.nbytes + t.intervals.nbytes for t in node.feedback.suspended.tables)
+    here = sum(t.nbytes for t in node.feedback.suspended.tables)
     return here + sum(t.nbytes for demand in node.feedback.demands if demand is not None for t in demand.tables)
 
 
@@ -262,7 +262,7 @@ def _rows(node: JoinNode, side: int) -> int:
 def _tables(node: JoinNode) -> int:
     """In how many tables a new row is looked up: of values suspended here, and of those it may be a partner of."""
     assert node.feedback is not None
-    here = sum(len(table.active) > 0 for table in node.feedback.suspended.tables)
+    here = sum(table.count_active > 0 for table in node.feedback.suspended.tables)
     return here + sum(len(t) > 0 for demand in node.feedback.demands if demand is not None for t in demand.tables)
 
 

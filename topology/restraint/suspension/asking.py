@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.block import Composites, FromNode, Header, Reached, Release, Resume, ResumeDone, Suspend
-from schemas.rows import I64, U64, Rows
+from schemas.rows import I64, U64, Mask, Rows
 from topology.plan.shapes import Shape
 from topology.restraint.detection import (
     are_few,
@@ -31,8 +31,9 @@ from topology.restraint.interface import FOREVER, Ground
 from topology.restraint.suspension.demand import NO_PARTNER, NOT_WANTED, Demand, Ticket
 from topology.restraint.suspension.memo import FeedbackMemo
 from topology.restraint.suspension.policy import Weights
-from topology.restraint.suspension.suspended import Suspended, bits_of, entries_of
+from topology.restraint.suspension.suspended import Suspended
 from topology.restraint.suspension.wire import pack, unpack
+from topology.restraint.tables import bits_of, entries_of
 from topology.state.hashing import sample, shape_hash
 from topology.state.window_state import Run
 
@@ -158,11 +159,19 @@ class Asking:
                     found = True
         return found
 
+    def is_passed_on(self, i: int, hashes: U64) -> Mask:
+        """Which values of a shape of ours some producer leaves out for our consumer's sake."""
+        found = np.zeros(len(hashes), np.bool_)
+        for side, demand in self.speaking:
+            if i in self.passed[side]:
+                found |= demand.is_told(self.passed[side][i], hashes)
+        return found
+
     def resume_all(self, side: int) -> None:
         """All but the empty sub-tuple, which costs nothing while it lasts."""
         demand = self.demands[side]
         assert demand is not None
-        asked = [(i, table["hash"].copy()) for i, table in enumerate(demand.tables) if demand.shapes[i].columns]
+        asked = [(i, demand.hashes(i)) for i, shape in enumerate(demand.shapes) if shape.columns]
         self.ask(side, asked, NO_PARTNER | NOT_WANTED, [], self.suspended.kept_from)
 
     # -- suspending

@@ -1,21 +1,19 @@
 """Feedback at the border of a node: which blocks about demand are admitted, and how its tables are stored.
 
 Invariant: a block that this plan cannot have made is refused before anything changes; `restore_tables` gives back what
-`changed_tables` gave.
+`changed_tables` gave, step by step.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from schemas.block import OF_CONSUMER, OF_PRODUCER, Block, FromNode, Reached, ResumeDone
 from schemas.errors import BlockError
 from schemas.rows import Rows
 from topology.plan.shapes import Shape
-from topology.restraint.suspension.demand import TOLD
-from topology.restraint.suspension.suspended import changed_bytes
+from topology.restraint import tables
 from topology.restraint.suspension.wire import SHAPE, TYPES, unpack
 
 if TYPE_CHECKING:
@@ -63,20 +61,15 @@ def _check_values(header: FromNode, rows: Rows, shapes: Sequence[Shape], partiti
 
 
 def changed_tables(suspension: "Suspension") -> dict[str, bytes | None]:
-    """The tables that changed, to be written with the step."""
+    """What changed in the tables, to be written with the step."""
     found: dict[str, bytes | None] = {}
-    for side, demand in enumerate(suspension.demands):
-        if demand is not None and demand.changed:
-            found[f"d{side}"] = msgspec.msgpack.encode([t.tobytes() for t in demand.tables])
-            demand.changed = False
-    return found | changed_bytes("s", suspension.suspended.tables)
+    for side, demand in suspension.asking.speaking:
+        if demand.changed:
+            found |= demand.written(f"d{side}")
+    return found | tables.written_tables("s", suspension.suspended.tables)
 
 
 def restore_tables(suspension: "Suspension", stored: Mapping[str, bytes]) -> None:
-    for name, data in stored.items():
-        if name[0] == "s":
-            suspension.suspended.tables[int(name[1:])].load_bytes(data)
-        elif name[0] == "d":
-            demand = suspension.demands[int(name[1:])]
-            assert demand is not None
-            demand.tables = [np.frombuffer(t, TOLD).copy() for t in msgspec.msgpack.decode(data)]
+    tables.restore_tables("s", suspension.suspended.tables, stored)
+    for side, demand in suspension.asking.speaking:
+        demand.restore(f"d{side}", stored)

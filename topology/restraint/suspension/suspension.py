@@ -37,8 +37,9 @@ from topology.restraint.suspension.border import changed_tables, check_feedback,
 from topology.restraint.suspension.demand import NOT_WANTED, Demand
 from topology.restraint.suspension.memo import FeedbackMemo
 from topology.restraint.suspension.policy import Weighed, Weights
-from topology.restraint.suspension.suspended import ShapeTable, Suspended, bits_of, entries_of
+from topology.restraint.suspension.suspended import Suspended
 from topology.restraint.suspension.wire import pack, unpack
+from topology.restraint.tables import ShapeTable, bits_of, entries_of
 from topology.restraint.waiting import hidden_rows, waiting_rows
 from topology.state.hashing import shape_hash
 from topology.state.lookup import among, rows_with
@@ -77,7 +78,7 @@ class Suspension(Restraint):
 
     @property
     def silences(self) -> bool:  # type: ignore[override]
-        return any(not table.shape.columns and len(table.active) for table in self.suspended.tables)
+        return any(not table.shape.columns and table.count_active for table in self.suspended.tables)
 
     @property
     def avoided(self) -> int:  # type: ignore[override]
@@ -110,7 +111,7 @@ class Suspension(Restraint):
         """Of rows that do not wait: what is left are sub-tuples that only both rows show together (type II)."""
         keep: Mask | None = None
         for table in self.suspended.tables:
-            if len(table.active) and not any(table.shape.sides):
+            if table.count_active and not any(table.shape.sides):
                 shown = pairs.shown(table.shape.names)
                 covered = table.covers(shown)
                 if covered.any():
@@ -246,13 +247,9 @@ class Suspension(Restraint):
         self.memo.expired = [horizon, unseen]
         gone: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
         for i, table in enumerate(self.suspended.tables):
-            if not len(table.entries) and not len(table.intervals):
+            if not table.is_used:
                 continue
-            keep = np.zeros(len(table.entries), np.bool_)
-            for side, demand in self.asking.speaking:
-                if i in self.asking.passed[side] and len(keep):
-                    keep |= demand.is_told(self.asking.passed[side][i], table.entries["hash"])
-            found = table.forget(horizon, unseen, keep)
+            found = table.forget(horizon, unseen, partial(self.asking.is_passed_on, i))
             for p in bits_of(int(np.bitwise_or.reduce(found["votes"])) if len(found) else 0):
                 gone.setdefault(p, []).append((i, found[found["votes"] & np.uint64(1 << p) != 0]))
         for p, entries in gone.items():
@@ -273,8 +270,8 @@ class Suspension(Restraint):
     def counts(self) -> dict[str, Any]:
         speaking = [(side, demand) for side, demand in self.asking.speaking]
         return self.memo.counts(
-            here=sum(len(t.active) for t in self.suspended.tables),
-            above=sum(int((t["told"] != 0).sum()) for _, d in speaking for t in d.tables),
+            here=sum(t.count_active for t in self.suspended.tables),
+            above=sum(demand.count_told for _, demand in speaking),
             speaking=sum(self.asking.speaks(side) for side, _ in speaking),
         )
 

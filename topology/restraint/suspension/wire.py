@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.rows import Rows
-from topology.restraint.suspension.suspended import by_hash, entries_of
+from topology.restraint.tables import entries_of
+from topology.restraint.values import by_hash
 
 SHAPE, VALUE, LEFT = "#s", "#h", "#l"
 TYPES = {SHAPE: np.int64, VALUE: np.uint64, LEFT: np.uint64}
