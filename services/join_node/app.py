@@ -37,8 +37,10 @@ from topology.join.held import describe_heralds, describe_state
 
 log = logging.getLogger("joinmesh.node")
 UNACKNOWLEDGED_MOST = 2_000
-FETCH_WAIT_MS = 40
-STEPS_MOST, TOGETHER_S = 32, 0.05  # of a partition, or in all, that are made durable and sent together
+FETCH_WAIT_MS, IDLE_WAIT_MS = 20, 500  # how long a fetch waits on the broker: after records, and after none
+STEPS_MOST = 32  # of a partition that are made durable and sent together
+TOGETHER_LEAST_S, TOGETHER_MOST_S = 0.01, 0.05  # how long steps wait for those behind them
+BEHIND_SHARE = 0.2  # of the time since there was last nothing to do
 TURNS = 10
 
 
@@ -60,15 +62,22 @@ class OwnOffsetsConsumer(Consumer):
         return wanted
 
     def _new_consumer_thread(self) -> Any:
-        return ShortWaitThread(self, loop=self.loop, beacon=self.beacon)
+        return FetchThread(self, loop=self.loop, beacon=self.beacon)
 
 
-class ShortWaitThread(AIOKafkaConsumerThread):
-    """A fetch waits on the broker for a moment only.
+class FetchThread(AIOKafkaConsumerThread):
+    """A fetch comes back with the first byte; one that finds nothing waits on the broker for a moment only while there
+    is work, and for long when there is none.
 
     aiokafka has one fetch under way per broker. While the input's records are still buffered it asks for the silent
-    topics alone, and with Faust's wait of 1.5 s the input would not be asked for again before that is over.
+    topics alone, and with Faust's wait of 1.5 s the input would not be asked for again before that is over. A node
+    without work has nothing buffered, so its fetches ask for everything.
     """
+
+    async def _fetch_records(self, consumer: Any, *given: Any, **named: Any) -> Any:
+        found = await super()._fetch_records(consumer, *given, **named)
+        consumer._fetcher._fetch_max_wait_ms = FETCH_WAIT_MS if found else IDLE_WAIT_MS
+        return found
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
@@ -118,6 +127,7 @@ class NodeWorker:
             0.0  # when the first step was done that is not on disk yet, and how long all since the last commit took
         )
         self._together = 0  # how many these are
+        self._rested = time.monotonic()  # when there was last nothing to do
         self.app = self._app(instance)
 
     def _app(self, instance: int) -> NodeApp:
@@ -268,13 +278,14 @@ class NodeWorker:
             self.taken, self._together = self.taken + 1, self._together + 1
             self._begun = self._begun or time.monotonic()
             # What is there already is done together; it takes Faust some turns of the loop to pass it on.
-            if host.waiting < STEPS_MOST and time.monotonic() - self._begun < TOGETHER_S:
+            if host.waiting < STEPS_MOST and time.monotonic() - self._begun < self._together_s():
                 queue = stream.channel.queue  # type: ignore[attr-defined]
                 for _ in range(TURNS):
                     if queue.empty():
                         await asyncio.sleep(0)
                 if not queue.empty():
                     continue
+                self._rested = time.monotonic()
             self._commit(*self.hosts.values())
             self.pace.add(self._busy, self._together)
             self._begun, self._busy, self._together = 0.0, 0.0, 0
@@ -282,6 +293,11 @@ class NodeWorker:
             while self.sender.unacknowledged > UNACKNOWLEDGED_MOST or (self.flow is not None and self.flow.is_ahead):
                 await asyncio.sleep(0.005)
                 self.sender.producer.poll(0)
+
+    def _together_s(self) -> float:
+        """How long the first of some steps waits for those behind it: the longer there has been something behind, the
+        more it pays to do much at once."""
+        return min(TOGETHER_MOST_S, max(TOGETHER_LEAST_S, BEHIND_SHARE * (time.monotonic() - self._rested)))
 
     def _commit(self, *hosts: PartitionHost) -> None:
         for host in hosts:
