@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.synced
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help sync fmt check test demo up audit bench bench-jit chaos broker clean
+.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 sync: $(STAMP) ## create .venv and install the pinned dependencies and joinmesh itself (only when something changed)
 
@@ -44,6 +44,9 @@ audit: sync ## audit the mesh of MESH=mesh.yaml with Spark
 
 bench: sync ## throughput, CPU, latency and memory, beside a hand-written join
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+bench-steps: sync ## CPU of small steps: a node's, the sink's, ingest's, one with many values suspended (ARGS="--before DIR": beside another checkout)
+	$(BIN)/python -m tests.benchmarks.steps $(ARGS)
 
 bench-jit: sync ## the experiments of the JIT paper with feedback off and on; tables and plots in docs/benchmarks (about half an hour; ARGS=--quick: a minute)
 	$(BIN)/python -m tests.benchmarks.jit $(ARGS)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncIterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -20,13 +21,12 @@ import mode
 from aiokafka import TopicPartition as KafkaPartition
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from faust.types import TP
-from topology.join.held import describe_heralds, describe_state
 
 from schemas import topics
 from schemas.errors import JoinmeshError, StateError
 from schemas.mesh import Mesh
 from services.join_node.host import PartitionHost
-from services.runtime.control import wait_for_plans
+from services.runtime.control import derive_plan, wait_for_history
 from services.runtime.flow import Flow, Pace, Places
 from services.runtime.health import Health
 from services.runtime.producer import Sender
@@ -34,11 +34,17 @@ from services.runtime.report import Durations, Reporter
 from services.runtime.rocks import open_newest
 from services.runtime.service import EX_CONFIG, Arguments
 from services.runtime.store import Cache, NodeStore
+from topology.restraint.heralding.heralding import Heralding
+from topology.restraint.hiding import Hiding
+from topology.restraint.suspension.memo import FeedbackMemo
+from topology.restraint.suspension.suspension import Suspension
 
 log = logging.getLogger("joinmesh.node")
 UNACKNOWLEDGED_MOST = 2_000
-FETCH_WAIT_MS = 40
-STEPS_MOST, TOGETHER_S = 32, 0.05  # of a partition, or in all, that are made durable and sent together
+FETCH_WAIT_MS, IDLE_WAIT_MS = 20, 500  # how long a fetch waits on the broker: after records, and after none
+STEPS_MOST = 32  # of a partition that are made durable and sent together
+TOGETHER_LEAST_S, TOGETHER_MOST_S = 0.01, 0.05  # how long steps wait for those behind them
+BEHIND_SHARE = 0.2  # of the time since there was last nothing to do
 TURNS = 10
 
 
@@ -60,15 +66,22 @@ class OwnOffsetsConsumer(Consumer):
         return wanted
 
     def _new_consumer_thread(self) -> Any:
-        return ShortWaitThread(self, loop=self.loop, beacon=self.beacon)
+        return FetchThread(self, loop=self.loop, beacon=self.beacon)
 
 
-class ShortWaitThread(AIOKafkaConsumerThread):
-    """A fetch waits on the broker for a moment only.
+class FetchThread(AIOKafkaConsumerThread):
+    """A fetch comes back with the first byte; one that finds nothing waits on the broker for a moment only while there
+    is work, and for long when there is none.
 
     aiokafka has one fetch under way per broker. While the input's records are still buffered it asks for the silent
-    topics alone, and with Faust's wait of 1.5 s the input would not be asked for again before that is over.
+    topics alone, and with Faust's wait of 1.5 s the input would not be asked for again before that is over. A node
+    without work has nothing buffered, so its fetches ask for everything.
     """
+
+    async def _fetch_records(self, consumer: Any, *given: Any, **named: Any) -> Any:
+        found = await super()._fetch_records(consumer, *given, **named)
+        consumer._fetcher._fetch_max_wait_ms = FETCH_WAIT_MS if found else IDLE_WAIT_MS
+        return found
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
@@ -97,7 +110,8 @@ class NodeWorker:
         # Read before the consumer starts: Faust delivers all topics through one loop, so waiting for the control topic
         # inside it would
         # wait for ever behind a full input buffer.
-        ((self.published, plan),) = wait_for_plans(mesh, [query]).values()
+        self.history = wait_for_history(mesh, query)
+        self.published, plan = self.history[-1], derive_plan(mesh, self.history[-1])
         self.places: Places | None = None
         self.flow: Flow | None = None
         if self.published.feedback != "off":
@@ -106,7 +120,6 @@ class NodeWorker:
                 self.flow = Flow(mesh, query, [topics.node_in(mesh.name, query, target)], self.sender.delivered)
         self.hosts: dict[int, PartitionHost] = {}
         self.input_topic = topics.node_in(mesh.name, query, node)
-        self.control_topic = topics.control(mesh.name)
         self.feedback_topic = topics.node_feedback(mesh.name, query, node)
         self.failure: BaseException | None = None
         self.reporter = Reporter(
@@ -118,6 +131,7 @@ class NodeWorker:
             0.0  # when the first step was done that is not on disk yet, and how long all since the last commit took
         )
         self._together = 0  # how many these are
+        self._rested = time.monotonic()  # when there was last nothing to do
         self.app = self._app(instance)
 
     def _app(self, instance: int) -> NodeApp:
@@ -153,7 +167,6 @@ class NodeWorker:
             "acks": False,
         }
         app.agent(app.topic(self.input_topic, **raw), name="join")(self._join)
-        app.agent(app.topic(self.control_topic, **raw), name="control")(self._control)
         if self.published.feedback != "off":
             app.agent(app.topic(self.feedback_topic, **raw), name="feedback")(self._relay)
         app.on_partitions_revoked.connect(self._revoked)
@@ -187,16 +200,23 @@ class NodeWorker:
             mine = {tp.partition for tp in assignment if tp.topic == self.input_topic}
             for partition in set(self.hosts) - mine:
                 self.hosts.pop(partition).close()
-            for partition in sorted(mine - set(self.hosts)):
-                self.hosts[partition] = PartitionHost(
-                    self.mesh, self.published, self.node_id, partition, self._open(partition), self.sender, self.steps
-                )
             earliest = await consumer.earliest_offsets(*[KafkaPartition(tp.topic, tp.partition) for tp in assignment])
             starts = {TP(tp.topic, tp.partition): offset for tp, offset in earliest.items()}
+            for partition in sorted(mine - set(self.hosts)):
+                self.hosts[partition] = PartitionHost(
+                    self.mesh,
+                    self.history,
+                    self.node_id,
+                    partition,
+                    self._open(partition),
+                    self.sender,
+                    self.steps,
+                    start=starts.get(TP(self.input_topic, partition), 0),
+                )
             latest = await consumer.highwaters(*[KafkaPartition(tp.topic, tp.partition) for tp in assignment])
             ends = {TP(tp.topic, tp.partition): offset for tp, offset in latest.items()}
             wanted = {}
-            kinds = {self.input_topic: "in", self.control_topic: "control", self.feedback_topic: "feedback"}
+            kinds = {self.input_topic: "in", self.feedback_topic: "feedback"}
             for tp in assignment:
                 host = self.hosts.get(tp.partition)
                 stored = host.next_offset(kinds[tp.topic]) if host else None
@@ -206,7 +226,7 @@ class NodeWorker:
                     and stored is None
                     and wanted[tp] > 0
                     and host is not None
-                    and any(host.node.is_static)
+                    and any(host.node.ground.is_static)
                 ):
                     raise StateError(
                         f"{tp.topic} partition {tp.partition}: there is no state, and the topic begins at {wanted[tp]}:"
@@ -243,13 +263,6 @@ class NodeWorker:
         for partition in list(self.hosts):
             self.hosts.pop(partition).close()
 
-    async def _control(self, stream: AsyncIterable[Any]) -> None:
-        async for event in stream.events():  # type: ignore[attr-defined]
-            host = self.hosts.get(event.message.partition)
-            if host is not None:
-                self._guard(host.control, event.message.offset, event.message.value)
-                self._commit(host)
-
     async def _relay(self, stream: AsyncIterable[Any]) -> None:
         async for event in stream.events():  # type: ignore[attr-defined]
             host = self.hosts.get(event.message.partition)
@@ -268,13 +281,14 @@ class NodeWorker:
             self.taken, self._together = self.taken + 1, self._together + 1
             self._begun = self._begun or time.monotonic()
             # What is there already is done together; it takes Faust some turns of the loop to pass it on.
-            if host.waiting < STEPS_MOST and time.monotonic() - self._begun < TOGETHER_S:
+            if host.waiting < STEPS_MOST and time.monotonic() - self._begun < self._together_s():
                 queue = stream.channel.queue  # type: ignore[attr-defined]
                 for _ in range(TURNS):
                     if queue.empty():
                         await asyncio.sleep(0)
                 if not queue.empty():
                     continue
+                self._rested = time.monotonic()
             self._commit(*self.hosts.values())
             self.pace.add(self._busy, self._together)
             self._begun, self._busy, self._together = 0.0, 0.0, 0
@@ -282,6 +296,11 @@ class NodeWorker:
             while self.sender.unacknowledged > UNACKNOWLEDGED_MOST or (self.flow is not None and self.flow.is_ahead):
                 await asyncio.sleep(0.005)
                 self.sender.producer.poll(0)
+
+    def _together_s(self) -> float:
+        """How long the first of some steps waits for those behind it: the longer there has been something behind, the
+        more it pays to do much at once."""
+        return min(TOGETHER_MOST_S, max(TOGETHER_LEAST_S, BEHIND_SHARE * (time.monotonic() - self._rested)))
 
     def _commit(self, *hosts: PartitionHost) -> None:
         for host in hosts:
@@ -338,15 +357,16 @@ class NodeWorker:
                 lag += max(0, high - host.memo.offsets.get("in", 0))
         state: dict[str, dict[str, Any]] = {}
         for host in self.hosts.values():
-            for held in describe_state(host.node):
+            for held in host.node.describe():
                 _add_state(state, held)
         low = min((min(m.watermarks) for m in memos), default=None)
         self.reporter.send(
-            epoch=max((m.epoch for m in memos), default=0),
+            epoch=max((epoch for m in memos for epoch in m.live), default=0),
+            epochs={partition: host.memo.live for partition, host in self.hosts.items()},
             partitions=sorted(self.hosts),
-            events_in=sum(m.blocks_in for m in memos),
-            rows_in=sum(sum(m.rows_in) for m in memos),
-            rows_out=sum(m.rows_out for m in memos),
+            events_in=sum(m.counts.blocks_in for m in memos),
+            rows_in=sum(sum(m.counts.rows_in) for m in memos),
+            rows_out=sum(m.counts.rows_out for m in memos),
             rows_repeated=sum(m.rows_repeated for m in memos),
             dead=sum(h.dead for h in self.hosts.values()),
             lag=lag,
@@ -366,25 +386,19 @@ class NodeWorker:
 
 def _feedback_counts(hosts: Mapping[int, PartitionHost]) -> dict[str, int] | None:
     """What feedback has done here; None where it is off."""
-    total: dict[str, int] = {}
-    for host in hosts.values():
-        for name, count in (host.node.feedback_counts() or {}).items():
-            total[name] = total.get(name, 0) + count
-    return total or None
+    total: Counter[str] = Counter()
+    for restraint in (r for host in hosts.values() for r in host.node.restraints if isinstance(r, Suspension | Hiding)):
+        total.update(restraint.counts())
+    return {name: total[name] for name in FeedbackMemo().counts(here=0)} if total else None
 
 
 def _herald_counts(hosts: Mapping[int, PartitionHost]) -> list[dict[str, Any]]:
     """What the node is told of streams further down, over its partitions here."""
-    total: dict[str, dict[str, Any]] = {}
-    for host in hosts.values():
-        for told in describe_heralds(host.node):
-            known = total.setdefault(
-                told["herald"], dict.fromkeys(told, 0) | {"herald": told["herald"], "partitions": 0}
-            )
-            known["partitions"] += 1
-            for name in told.keys() - {"herald"}:
-                known[name] += told[name]
-    return list(total.values())
+    total: dict[str, Counter[str]] = {}
+    for restraint in (r for host in hosts.values() for r in host.node.restraints if isinstance(r, Heralding)):
+        for herald, counts in restraint.counts().items():
+            total.setdefault(herald, Counter()).update({**counts, "partitions": 1})
+    return [{"herald": herald, **counts} for herald, counts in total.items()]
 
 
 def _add_state(total: dict[str, dict[str, Any]], held: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Reading the control topic from its beginning: which plan each query runs under.
 
-Invariant: `wait_for_plans` returns only when every wanted query has a plan, and always the newest epoch's.
+Invariant: who waits for plans goes on only when every wanted query has one.
 """
 
 import logging
@@ -92,13 +92,22 @@ def read_history(mesh: Mesh) -> dict[str, list[PlanPublished]]:
 
 
 def wait_for_plans(mesh: Mesh, queries: Iterable[str]) -> dict[str, tuple[PlanPublished, Plan]]:
-    """Plans of these queries, waiting for the controller to publish them."""
-    wanted = list(queries)
+    """The newest plans of these queries, waiting for the controller to publish them."""
+    found = _wait_for(mesh, list(queries))
+    return {query: (plans[-1], derive_plan(mesh, plans[-1])) for query, plans in found.items()}
+
+
+def wait_for_history(mesh: Mesh, query: str) -> list[PlanPublished]:
+    """All plans of a query, oldest first, waiting for the controller to publish one."""
+    return _wait_for(mesh, [query])[query]
+
+
+def _wait_for(mesh: Mesh, wanted: list[str]) -> dict[str, list[PlanPublished]]:
     told = 0.0
     while True:
-        plans = read_plans(mesh)
+        plans = read_history(mesh)
         if all(query in plans for query in wanted):
-            return {query: (plans[query], derive_plan(mesh, plans[query])) for query in wanted}
+            return {query: plans[query] for query in wanted}
         if time.monotonic() - told > 10:
             told = time.monotonic()
             log.info(

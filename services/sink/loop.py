@@ -8,33 +8,47 @@ when; a second sink with the same transactional id fences the first.
 import logging
 import signal
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from schemas import topics
-from schemas.block import Block, decode_block
+from schemas.block import Block, NodeEnded, decode_block
 from schemas.errors import BlockError, JoinmeshError, StateError
 from schemas.mesh import Mesh
 from schemas.rows import Rows
 from schemas.topics import MAX_RECORD_BYTES
-from services.runtime.control import wait_for_plans
+from services.runtime.control import read_plans, wait_for_plans
 from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
 from services.runtime.health import Health
 from services.runtime.kafka import client_config, left_open
 from services.runtime.report import Durations, Reporter
 from services.runtime.service import Arguments, end_when_fatal, end_when_lost
-from topology.join.admission import Admission
+from topology.join.admission import Admission, check_barrier, check_epoch
 from topology.plan.plan import Input, Plan
 from topology.results.results import ResultEncoder, Results, SequenceFilter
 
 log = logging.getLogger("joinmesh.sink")
-TRANSACTION_S = 0.1  # a transaction is closed after this long …
-TRANSACTION_RESULTS = 50_000  # … or this many results
-LINGER_S = 0.01
+TRANSACTION_S = 0.1  # a transaction is closed after this long while blocks keep coming …
+TRANSACTION_RESULTS = 50_000  # … or with this many results
+FETCH = 64  # blocks that are taken together
+IDLE_S = 0.1  # how long a loop without a block waits for one
 TRANSACTION_PATIENCE_S = 10.0  # after that the process ends; the next one aborts the transaction and goes on
+
+
+class Closing:
+    """How long it takes to close a transaction, of late, and from when on the next one may be closed: so that with
+    blocks coming in all the time half of it is spent on closing at most."""
+
+    def __init__(self) -> None:
+        self.cost_s, self.due = 0.0, 0.0
+
+    def took(self, begun: float, ended: float) -> None:
+        self.cost_s += (min(ended - begun, TRANSACTION_S) - self.cost_s) / 8
+        self.due = ended + self.cost_s
 
 
 class Seen(msgspec.Struct):
@@ -69,8 +83,8 @@ def serve(arguments: Arguments) -> None:
             enable_auto_commit=False,
             auto_offset_reset="error",
             session_timeout_ms=10_000,
-            fetch_wait_max_ms=10,
-            fetch_min_bytes=32 << 10,
+            fetch_wait_max_ms=500,
+            fetch_min_bytes=1,
             isolation_level="read_committed",
             fetch_message_max_bytes=4 << 20,
             queued_max_messages_kbytes=64 << 10,
@@ -80,7 +94,11 @@ def serve(arguments: Arguments) -> None:
         )
     )
     reporter = Reporter(mesh, Producer(client_config(mesh)), "sink", f"{query}.sink-{instance}", query=query)
-    Sink(mesh, plan, published.epoch, consumer, producer, reporter, arguments.new_health()).run()
+
+    def newest() -> int:
+        return read_plans(mesh)[query].epoch
+
+    Sink(mesh, plan, published.epoch, consumer, producer, reporter, arguments.new_health(), newest).run()
 
 
 class Sink:
@@ -93,8 +111,11 @@ class Sink:
         producer: Any,
         reporter: Reporter | None,
         health: Health | None = None,
+        newest: Callable[[], int] | None = None,
     ) -> None:
+        """`newest` looks up the newest epoch of the query's plans."""
         query = plan.query.name
+        self._newest = newest
         self.mesh, self.query, self.epoch, self.stopping = mesh, query, epoch, False
         self.consumer, self.producer, self.reporter, self.health = consumer, producer, reporter, health or Health()
         root = Input(plan.root.id, plan.root.aliases, plan.root.columns, ())
@@ -107,6 +128,7 @@ class Sink:
         self.pending = 0
         self.counts = dict.fromkeys(("blocks_in", "rows_in", "rows_out", "transactions", "dead"), 0)
         self.latency = Durations(20_000)
+        self.closing = Closing()
 
     def run(self) -> None:
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -120,18 +142,31 @@ class Sink:
         self.health.watch()
         while not self.stopping:
             self.health.beat()
-            self._take(self.consumer.consume(64, LINGER_S))
-            if self.pending >= TRANSACTION_RESULTS:
+            came = self.consumer.consume(FETCH, 0)
+            self._take(came)
+            if self._is_to_close(not came):
                 self._close_transaction()
+            elif not came:  # `consume` would wait for a full batch, this comes back with the first block
+                first = self.consumer.poll(self._wait_s())
+                self._take([] if first is None else [first])
             self.producer.poll(0)
-            if self.started is not None and time.monotonic() - self.started >= TRANSACTION_S:
-                self._close_transaction()
             if self.reporter is not None and self.reporter.is_due:
                 self._report()
         self._close_transaction()
         self._report()
         self.consumer.close()
         log.info("stopped after %s results", f"{self.counts['rows_out']:,}")
+
+    def _is_to_close(self, nothing_waits: bool) -> bool:
+        """A transaction ends as soon as nothing waits for it, but no sooner after the last one than that took."""
+        if self.started is None:
+            return False
+        now = time.monotonic()
+        full = self.pending >= TRANSACTION_RESULTS or now - self.started >= TRANSACTION_S
+        return full or (nothing_waits and now >= self.closing.due)
+
+    def _wait_s(self) -> float:
+        return IDLE_S if self.started is None else max(0.0, self.closing.due - time.monotonic())
 
     def _clear(self) -> None:
         """End for good what an earlier transaction of this sink may have left open.
@@ -223,7 +258,13 @@ class Sink:
     def _decode(self, partition: int, offset: int, data: bytes) -> Block | None:
         try:
             block = decode_block(data)
-            self.admission.check(block, self.epoch)
+            if block.header.epoch > self.epoch and self._newest is not None:  # the plan has changed since
+                self.epoch = self._newest()
+            check_epoch(block.header, self.epoch)
+            if isinstance(block.header, NodeEnded):
+                check_barrier(block, frozenset([self.admission.input.name]), self.mesh.partitions)
+            else:
+                self.admission.check(block)
             return block
         except BlockError as error:
             self.counts["dead"] += 1
@@ -249,6 +290,7 @@ class Sink:
             TopicPartition(self.source, p, next, msgspec.json.encode(Seen(self.filters[p].last)).decode())
             for p, next in self.next.items()
         ]
+        begun = time.monotonic()
         # May hang for longer than it is told when the broker was restarted; `Health.watch` ends the process then.
         self.producer.send_offsets_to_transaction(
             offsets, self.consumer.consumer_group_metadata(), TRANSACTION_PATIENCE_S
@@ -259,6 +301,7 @@ class Sink:
         self.counts["rows_out"] += self.pending
         self.counts["transactions"] += 1
         self.started, self.pending = None, 0
+        self.closing.took(begun, time.monotonic())
 
     def _report(self) -> None:
         lag = 0

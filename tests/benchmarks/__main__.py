@@ -3,7 +3,11 @@
 The work: two streams, 60 s windows, about 60,000 events a side in a window, about one match per event. Printed:
 events/s (from the first event read to the last result written), CPU seconds per million events over all services, peak
 memory; then p50 and p99 latency at a fixed 10,000 events/s (from an event's creation to its result in the hands of a
-read_committed reader). Every run's results are counted against the truth; a wrong count is an error, not a figure.
+read_committed reader) of the 2-way join and of a 3-way chain, and what the services take of a core while nothing comes.
+Every run's results are counted against the truth; a wrong count is an error, not a figure.
+
+`--kstreams DIR` feeds a Kafka Streams program (a folder with pom.xml and KStreamsJoin.java) at the same rate on the
+same broker, with exactly_once_v2 at its default commit interval, and prints its latency beside ours.
 """
 
 import argparse
@@ -30,6 +34,7 @@ from services.broker import LocalBroker
 from services.runtime.kafka import ensure_topics
 from services.runtime.queries import parse_queries, services_of, topics_of
 from services.supervisor.reports import ReportReader, instances
+from tests.benchmarks import live
 
 WINDOW_MS, KEYS, PARTITIONS = 60_000, 60_000, 4
 MESH = """
@@ -271,63 +276,26 @@ def _figures(count: int, begin: float, end: float, meter: Meter, found: int, exp
     }
 
 
-def latency(bootstrap: str, home: Path, rate: int, seconds: int) -> dict[str, float]:
-    names = Mesh(name="live", kafka={"bootstrap.servers": bootstrap}, partitions=PARTITIONS, streams={}, queries={})
-    ensure_topics(names, [Topic("live-a", PARTITIONS), Topic("live-b", PARTITIONS)], lambda _: None)
-    file = home / "live.yaml"
-    file.write_text(MESH.format(name="live", bootstrap=bootstrap, a="live-a", b="live-b"))
-    waits: list[float] = []
-    done = threading.Event()
-
-    def read() -> None:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap,
-                "group.id": "live",
-                "isolation.level": "read_committed",
-                "fetch.wait.max.ms": 10,
-                "fetch.min.bytes": 100_000,
-                "auto.offset.reset": "earliest",
-            }
-        )
-        consumer.assign([TopicPartition("live.pairs.results", p, 0) for p in range(PARTITIONS)])
-        while not done.is_set():
-            for message in consumer.consume(5_000, 0.02):
-                if message.error() is None:
-                    waits.append(time.time() * 1000 - message.timestamp()[1])
-        consumer.close()
-
-    with running(parse_mesh(file.read_text(), str(file)), file, home / "live"):
+def latency(bootstrap: str, home: Path, streams: str, rate: int, seconds: int, idle_s: float) -> dict[str, Any]:
+    """Of a join of some streams at a fixed rate; before it, what its services take while nothing comes."""
+    name = f"live{len(streams)}"
+    topics_in = [f"{name}-{stream}" for stream in streams]
+    live.make_topics(bootstrap, topics_in)
+    file = home / f"{name}.yaml"
+    file.write_text(live.mesh_text(name, bootstrap, streams))
+    mesh = parse_mesh(file.read_text(), str(file))
+    with running(mesh, file, home / name) as (processes, _):
         time.sleep(6)
-        reader = threading.Thread(target=read)
-        reader.start()
-        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
-        rng = np.random.default_rng(3)
-        begun, sent = time.time(), 0
-        while (passed := time.time() - begun) < seconds:
-            due = int(passed * rate) - sent
-            keys = rng.integers(0, rate // 2 * seconds, due).tolist()  # about one match per event in the end
-            now = int(time.time() * 1000)
-            for k, key in enumerate(keys):
-                producer.produce(
-                    "live-a" if k % 2 else "live-b",
-                    b'{"id":%d,"ts":%d,"x":%d}' % (sent + k, now, key),
-                    partition=key % 4,
-                )
-            sent += due
-            producer.poll(0)
-            time.sleep(0.002)
-        producer.flush()
-        time.sleep(1.5)
-        done.set()
-        reader.join()
-    steady = np.array(waits[len(waits) // 5 :])
-    return {
-        "events/s": round(sent / seconds),
-        "results": len(waits),
-        "p50 ms": float(np.percentile(steady, 50)),
-        "p99 ms": float(np.percentile(steady, 99)),
-    }
+        idle = live.idle_cpu({service_of(process): process for process in processes}, idle_s)
+        figures: dict[str, Any] = live.measure(bootstrap, topics_in, f"{name}.joined.results", rate, seconds)
+    return figures | {"idle % of a core": {service: round(percent, 1) for service, percent in idle.items()}}
+
+
+def service_of(process: psutil.Process) -> str:
+    """`join_node j1`, from the command line it was started with."""
+    words = process.cmdline()
+    node = words[words.index("--node") + 1] if "--node" in words else ""
+    return f"{words[words.index('-m') + 1].split('.')[1]} {node}".strip()
 
 
 def recovery(bootstrap: str, home: Path, rows: int) -> float:
@@ -410,6 +378,12 @@ def main() -> None:
         action="store_true",
         help="only: time to the next result after kill -9 of a node with 1M rows of state",
     )
+    parser.add_argument("--latency-only", action="store_true", help="leave out the throughput")
+    parser.add_argument("--rate", type=int, default=10_000, help="events/s at which latency is measured")
+    parser.add_argument("--idle-seconds", type=float, default=5.0)
+    parser.add_argument(
+        "--kstreams", type=Path, metavar="DIR", help="also measure the Kafka Streams program of this folder; needs mvn"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="joinmesh-bench-") as folder:
@@ -421,20 +395,44 @@ def main() -> None:
                     " 1,000,000 rows of state"
                 )
                 return
-            figures = throughput(broker.bootstrap, home, args.events)
-            print(f"measuring latency at 10,000 events/s for {args.latency_seconds} s", flush=True)
-            live = latency(broker.bootstrap, home, 10_000, args.latency_seconds)
+            figures = {} if args.latency_only else throughput(broker.bootstrap, home, args.events)
+            soon = latencies(broker.bootstrap, home, args)
+    if figures:
+        print_throughput(figures)
+    print_latencies(soon)
+    if args.json:
+        args.json.write_text(json.dumps({"throughput": figures, "latency": soon}, indent=2))
+
+
+def latencies(bootstrap: str, home: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    found = {}
+    for who, streams in (("joinmesh, 2-way", "ab"), ("joinmesh, 3-way chain", "abc")):
+        print(f"measuring latency at {args.rate:,} events/s for {args.latency_seconds} s: {who}", flush=True)
+        found[who] = latency(bootstrap, home, streams, args.rate, args.latency_seconds, args.idle_seconds)
+    if args.kstreams:
+        print(f"measuring Kafka Streams at {args.rate:,} events/s for {args.latency_seconds} s", flush=True)
+        found["Kafka Streams, 2-way"] = live.kafka_streams(
+            bootstrap, args.kstreams, home, args.rate, args.latency_seconds
+        )
+    return found
+
+
+def print_throughput(figures: dict[str, dict[str, Any]]) -> None:
     print(f"\n{'':28}" + "".join(f"{name:>22}" for name in next(iter(figures.values()))))
     for who, row in figures.items():
         print(f"{who:28}" + "".join(f"{value:>22,}" for value in row.values()))
     ours, plain = figures["joinmesh, exactly once"], figures["hand-written, no recovery"]
     print(f"\nratio of throughput: {ours['events/s'] / plain['events/s']:.2f}")
-    print(
-        f"latency at {live['events/s']:,} events/s: p50 {live['p50 ms']:.0f} ms, p99 {live['p99 ms']:.0f} ms"
-        f" ({live['results']:,} results)"
-    )
-    if args.json:
-        args.json.write_text(json.dumps({"throughput": figures, "latency": live}, indent=2))
+
+
+def print_latencies(soon: dict[str, dict[str, Any]]) -> None:
+    names = ("events/s", "results", "p50 ms", "p99 ms")
+    print(f"\n{'latency, exactly once':28}" + "".join(f"{name:>12}" for name in names))
+    for who, row in soon.items():
+        print(f"{who:28}" + "".join(f"{row[name]:>12,.0f}" for name in names))
+    for who, row in soon.items():
+        for service, percent in row.get("idle % of a core", {}).items():
+            print(f"{f'{who}, idle':34}{service:>14}{percent:>8} % of a core")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from schemas.block import Block, Header, Position, Step, decode_block, encode_bl
 from schemas.control import PlanPublished, encode_control
 from schemas.errors import BlockError
 from schemas.mesh import FieldType, Mesh, Stream
-from schemas.rows import Rows, as_arrow
+from schemas.rows import Rows, as_arrow, decode_rows
 from services.join_node.host import PartitionHost
 from services.runtime.control import plan_digest
 from services.runtime.report import Durations
@@ -328,7 +328,7 @@ def stream_of(batches: list[pa.RecordBatch], schema: pa.Schema) -> bytes:
 
 
 def hostile_bytes(rng: random.Random, data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Damaged, cut, foreign, and Arrow that is not one batch."""
+    """Damaged, cut, foreign, and rows that are not those of one block."""
     flipped = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 8))):
         i = rng.randrange(len(data))
@@ -350,11 +350,14 @@ def hostile_bytes(rng: random.Random, data: bytes) -> Iterator[tuple[str, bytes]
     body = size + head + rows
     yield "absurd header length", b"JMB\x01" + struct.pack("<I", zlib.crc32(body)) + body
     if rows:
-        yield "Arrow cut", sealed(head, rows[: rng.randint(1, len(rows) - 9)])
-        absurd = bytearray(rows)
-        absurd[4:8] = struct.pack("<i", rng.choice((2**31 - 1, -5, 1 << 20)))
-        yield "absurd Arrow length", sealed(head, bytes(absurd))
-        batch = pa.ipc.open_stream(rows).read_next_batch()
+        columns = {name: as_arrow(column) for name, column in decode_rows(rows).columns.items()}
+        batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+        for form, encoded in (("rows", rows), ("Arrow", stream_of([batch], batch.schema))):
+            yield f"{form} cut", sealed(head, encoded[: rng.randint(1, len(encoded) - 9)])
+            absurd = bytearray(encoded)
+            absurd[4:8] = struct.pack("<i", rng.choice((2**31 - 1, -5, 1 << 20)))
+            yield f"absurd length of {form}", sealed(head, bytes(absurd))
+        yield "rows twice", sealed(head, rows + rows)
         yield "no batch", sealed(head, stream_of([], batch.schema))
         yield "two batches", sealed(head, stream_of([batch, batch], batch.schema))
         twice = pa.RecordBatch.from_arrays(
