@@ -3,11 +3,12 @@
 Invariant: `wait_for_plans` returns only when every wanted query has a plan, and always the newest epoch's.
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from schemas import topics
 from schemas.control import PlanPublished, decode_control
@@ -18,6 +19,7 @@ from topology.plan.plan import Plan, build_plan, describe, parse_tree
 from topology.query.cql import parse_query
 
 log = logging.getLogger("joinmesh.control")
+EARLIER_MOST = 8  # epochs before the newest one that rows may still belong to
 
 
 def derive_plan(mesh: Mesh, message: PlanPublished) -> Plan:
@@ -46,6 +48,11 @@ def plan_digest(mesh: Mesh, plan: Plan) -> str:
 
 def read_plans(mesh: Mesh) -> dict[str, PlanPublished]:
     """The newest plan of each query that the control topic holds now."""
+    return {query: epochs[max(epochs)] for query, epochs in read_epochs(mesh).items()}
+
+
+def read_epochs(mesh: Mesh) -> dict[str, dict[int, PlanPublished]]:
+    """Every plan that the control topic holds now: query -> epoch -> the last one of that epoch."""
     consumer = Consumer(
         client_config(
             mesh,
@@ -57,7 +64,7 @@ def read_plans(mesh: Mesh) -> dict[str, PlanPublished]:
         )
     )
     consumer.assign([TopicPartition(topics.control(mesh.name), 0, 0)])
-    plans: dict[str, PlanPublished] = {}
+    plans: dict[str, dict[int, PlanPublished]] = {}
     deadline = time.monotonic() + 30
     try:
         while time.monotonic() < deadline:
@@ -68,16 +75,51 @@ def read_plans(mesh: Mesh) -> dict[str, PlanPublished]:
                 if error.code() == KafkaError._PARTITION_EOF:
                     return plans
                 continue
-            try:
-                plan = decode_control(message.value())
-            except BlockError as e:
-                log.error("record at offset %s of %s passed over: %s", message.offset(), message.topic(), e)
-                continue
-            if plan.query not in plans or plans[plan.query].epoch <= plan.epoch:
-                plans[plan.query] = plan
+            if (plan := _plan_of(message)) is not None:
+                plans.setdefault(plan.query, {})[plan.epoch] = plan
         return plans
     finally:
         consumer.close()
+
+
+def _plan_of(message: Message) -> PlanPublished | None:
+    try:
+        return decode_control(message.value())
+    except BlockError as e:
+        log.error("record at offset %s of %s passed over: %s", message.offset(), message.topic(), e)
+        return None
+
+
+def earlier_plans(mesh: Mesh, newest: Mapping[str, int]) -> dict[str, list[tuple[PlanPublished, Plan]]]:
+    """Plans of these queries before their newest epochs, as far as they can be derived, the oldest first: rows that are
+    read again may belong to one of them."""
+    found: dict[str, list[tuple[PlanPublished, Plan]]] = {}
+    epochs = read_epochs(mesh) if any(epoch > 1 for epoch in newest.values()) else {}
+    for query, last in newest.items():
+        found[query] = []
+        for epoch in sorted(e for e in epochs.get(query, ()) if e < last)[-EARLIER_MOST:]:
+            with contextlib.suppress(StateError):
+                found[query].append((epochs[query][epoch], derive_plan(mesh, epochs[query][epoch])))
+    return found
+
+
+class ControlWatch:
+    """Hears what is written to the control topic while a service runs; from its beginning, so that nothing is missed
+    between reading it first and watching it."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._consumer = Consumer(
+            client_config(mesh, group_id=f"{mesh.name}.control-reader", enable_auto_commit=False, fetch_wait_max_ms=500)
+        )
+        self._consumer.assign([TopicPartition(topics.control(mesh.name), 0, 0)])
+
+    def news(self) -> list[PlanPublished]:
+        """The plans that came since; does not wait."""
+        messages = self._consumer.consume(100, 0)
+        return [plan for m in messages if m.error() is None and (plan := _plan_of(m)) is not None]
+
+    def close(self) -> None:
+        self._consumer.close()
 
 
 def wait_for_plans(mesh: Mesh, queries: Iterable[str]) -> dict[str, tuple[PlanPublished, Plan]]:

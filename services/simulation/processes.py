@@ -110,15 +110,22 @@ class IngestProcess(Process):
         self.name, case = "ingest", world.case
         self.sender = SimSender(world.broker)
         self.consumer = SimConsumer(world.broker, "m.ingest", world.rng, eof=True)
-        plans = {"q": (case.published, case.plan)}
-        self.ingest = Ingest(case.mesh, plans, case.counts, self.consumer, self.sender, None, world.tick())
+        self.ingest = Ingest(
+            case.mesh,
+            {"q": [(case.published, case.plan)]},
+            case.counts,
+            self.consumer,
+            self.sender,
+            None,
+            world.tick(),
+            settings=world.ingest_settings,
+            clock=world.clock,
+        )
         self.places = [TopicPartition(s, p) for s, count in case.counts.items() for p in range(count)]
         self._assign()
 
     def _assign(self) -> None:
         self.ingest._assigned(self.consumer, [TopicPartition(p.topic, p.partition) for p in self.places])  # type: ignore[arg-type]
-        for backlog in self.ingest.backlogs.values():
-            backlog.moved_at = self.world.clock.now  # its default is the machine's clock
 
     def step(self) -> None:
         roll = self.rng.random()
@@ -128,22 +135,23 @@ class IngestProcess(Process):
         elif roll < 0.35:
             self.ingest._commit()
         else:
-            self.ingest._fetch(0)
+            self.ingest._hand_over(self.consumer.consume(20_000, 0))  # type: ignore[arg-type]
             self.ingest._round()
             self.ingest.sender.check()
 
     def finish(self) -> bool:
-        self.ingest._fetch(0)
+        self.ingest._hand_over(self.consumer.consume(20_000, 0))  # type: ignore[arg-type]
         self.ingest._round()
-        if any(len(b) for b in self.ingest.backlogs.values()) or any(
+        core = self.ingest.core
+        if core.waiting or any(
             at < len(self.world.broker.log(place))
             for place, at in self.consumer.positions.items()
             if place not in self.consumer.paused  # a table is not read on behind its cut
         ):
             return True
-        before = dict(self.ingest.committed)
+        before = dict(core.committed)
         self.ingest._commit()
-        return before != self.ingest.committed
+        return before != core.committed
 
 
 class NodeProcess(Process):

@@ -22,9 +22,7 @@ from unittest import mock
 
 from confluent_kafka import KafkaException
 
-import services.ingest.loop as ingest_loop
 import services.join_node.host as host_module
-import topology.ingest.reading as router_module
 import topology.join.partition as partition_module
 from schemas import topics
 from schemas.block import MAX_BLOCK_BYTES
@@ -32,6 +30,7 @@ from services.runtime import failpoints
 from services.simulation.broker import Record, SimBroker, SimSender
 from services.simulation.case import draw_case
 from services.simulation.processes import Disk, IngestProcess, NodeProcess, Process, SimulatedCrash, SinkProcess
+from topology.ingest.settings import IngestSettings
 from topology.plan.plan import Plan
 from topology.restraint.heralding import heeding
 from topology.restraint.suspension import detection, policy
@@ -46,7 +45,7 @@ class SimulationFailed(AssertionError):
 
 
 class Clock:
-    """Stands for the `time` module in ingest."""
+    """Stands for the `time` module where it is handed in."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -68,6 +67,7 @@ class World:
         self.incarnation = 0
         self.cache_bytes = self.rng.choice((0, 2_000, 1 << 20))
         self.block_bytes = self.rng.choice((150, 600, MAX_BLOCK_BYTES))
+        self.ingest_settings = IngestSettings()
         self.crash_rate = self.rng.choice((0.0, 0.005, 0.02, 0.06))  # at each failpoint passed
         self.fault_rate = self.rng.choice((0.01, 0.04, 0.1))  # before each action
         self.delivery = self.rng.choice(
@@ -372,17 +372,15 @@ class World:
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """The services as they are, but with this world's clock, crashes and block size, and without deriving the same
-        plan again."""
+        """The services as they are, but with this world's settings, crashes and block size, and without deriving the
+        same plan again."""
         cut = partial(partition_module.cut, limit=self.block_bytes)
+        self.ingest_settings = IngestSettings(self.rng.choice((1, 5, 4_000)), block_bytes=self.block_bytes)
         logging.disable(logging.ERROR)
         try:
             with (
                 mock.patch.object(failpoints, "hook", self._passed),
-                mock.patch.object(ingest_loop, "time", self.clock),
-                mock.patch.object(ingest_loop, "PER_PARTITION", self.rng.choice((1, 5, 4_000))),
                 mock.patch.object(host_module, "derive_plan", self._derive_plan),
-                mock.patch.object(router_module, "MAX_BLOCK_BYTES", self.block_bytes),
                 mock.patch.object(partition_module, "cut", cut),
                 mock.patch.multiple(policy, **RESTLESS),
                 mock.patch.multiple(heeding, **self.heeding),

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.block import decode_block, encode_block
+from schemas.control import PlanPublished
 from schemas.mesh import Routing, Stream
-from schemas.rows import Rows
-from topology.ingest.reading import Late, Read, Reading, StreamReader, routers_of
+from topology.ingest.effects import Emit, SetAside
+from topology.ingest.ingest import Fetched, Ingestion, Stored
+from topology.ingest.reading import Late
 from topology.ingest.table import TableReader
 from topology.join.mjoin import open_node
 from topology.join.partition import Send
 from topology.message.bundle import bundled
-from topology.plan.plan import Plan
+from topology.plan.plan import Plan, tree_text
 from topology.results.results import ResultEncoder, SequenceFilter
 
 Choose = Callable[[int], int]  # choose(n) -> 0 … n-1
@@ -46,24 +48,22 @@ class TopologyDriver:
         partitions: int = 2,
         source_partitions: int = 2,
         feedback: bool | str = False,
-        cuts: Mapping[str, Mapping[int, int]] | None = None,
+        cuts: dict[str, dict[int, int]] | None = None,
         routing: Routing = "fixed",
         heralds: bool = False,
     ) -> None:
-        self.plan, self.partitions = plan, partitions
+        self.plan, self.partitions, self.streams = plan, partitions, streams
         used = dict.fromkeys(source.stream for source in plan.query.sources)  # in order: a seed must replay
-        self.readers = {
-            name: StreamReader(streams[name], source_partitions)
-            if streams[name].table is None
-            else TableReader(streams[name], source_partitions, (cuts or {})[name])
-            for name in used
-        }
-        for reader in self.readers.values():
-            reader.readings = {p: Reading(0) for p in range(source_partitions)}
-        self.routers = routers_of(plan, partitions, 1, 1, heralds)
-        for router in self.routers:
-            for partition in range(source_partitions):
-                router.assign(partition, 0)
+        counts = dict.fromkeys(used, source_partitions)
+        first = PlanPublished(
+            plan.query.name, 1, "", tree_text(plan.tree), "", 0, counts, table_cuts=cuts or {}, heralds=heralds
+        )
+        self.ingestion = Ingestion(
+            {name: streams[name] for name in used}, partitions, {plan.query.name: [(first, plan)]}, counts, 1
+        )
+        everything = [Stored(streams[name].topic, p, -1, None, 0, 0) for name in used for p in range(source_partitions)]
+        self.ingestion.assigned(everything, 0.0)
+        self.readers = self.ingestion.readers
         self.deleted: dict[tuple[str, int], dict[int, bytes | None]] = {}  # record keys of records without a value
         self.loaded: set[tuple[str, int]] = set()  # partitions of tables
         self.sources = {(name, p): Log() for name in used for p in range(source_partitions)}
@@ -140,23 +140,25 @@ class TopologyDriver:
         self._deliver(bundled(sends))
 
     def _ingest(self, key: tuple[str, int], count: int) -> None:
+        """Fetch so many records of one partition and let the real ingest read them."""
         stream, partition = key
         log, reader = self.sources[key], self.readers[stream]
         cut = reader.cut[partition] if isinstance(reader, TableReader) else len(log.records)
         stop = min(log.read + count, len(log.records), cut)
+        place, offsets = (reader.stream.topic, partition), list(range(log.read, stop))
         deleted = self.deleted.get(key, {})
-        values = [None if at in deleted else log.records[at] for at in range(log.read, stop)]
-        read = reader.read(partition, list(range(log.read, stop)), values, deleted) if values else Read(Rows({}, 0))
+        if offsets:
+            values = [None if at in deleted else log.records[at] for at in offsets]
+            self.ingestion.fetched({place: Fetched(offsets, values, deleted)}, {})
         log.read = stop
-        rows: Rows | None = read.rows
-        if isinstance(reader, TableReader):  # its rows leave when the cut is reached
-            rows = reader.load(partition) if stop == cut else None
-            self.loaded |= {key} if stop == cut else set()
-        self.late += [(stream, late) for late in read.late]
-        self.broken += [(stream, partition, offset, b.reason) for offset, b in read.broken]
-        for router in self.routers:
-            if router.source.stream == stream and rows is not None:
-                self._deliver(router.send(rows, reader))
+        if isinstance(reader, TableReader) and stop == cut:  # its rows leave when the cut is reached
+            self.loaded.add(key)
+        for effect in self.ingestion.advance(place, count, 0.0):
+            if isinstance(effect, Emit):
+                self._deliver(effect.sends)
+            elif isinstance(effect, SetAside):
+                self.late += [(stream, late) for late in effect.late]
+                self.broken += [(stream, partition, offset, reason) for offset, reason, _ in effect.broken]
 
     def _deliver(self, sends: list[Send]) -> None:
         for send in sends:
