@@ -120,7 +120,7 @@ class Ingest:
                 time.sleep(NO_ROOM_S)
             self.sender.check()
             now = time.monotonic()
-            if now >= commit_due:
+            if now >= commit_due or self.core.wants_commit:
                 self._commit()
                 self._idle()
                 commit_due = time.monotonic() + COMMIT_S

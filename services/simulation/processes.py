@@ -135,12 +135,12 @@ class IngestProcess(Process):
         elif roll < 0.35:
             self.ingest._commit()
         else:
-            self.ingest._hand_over(self.consumer.consume(20_000, 0))  # type: ignore[arg-type]
+            self.ingest._fetch(0)
             self.ingest._round()
             self.ingest.sender.check()
 
     def finish(self) -> bool:
-        self.ingest._hand_over(self.consumer.consume(20_000, 0))  # type: ignore[arg-type]
+        self.ingest._fetch(0)
         self.ingest._round()
         core = self.ingest.core
         if core.waiting or any(

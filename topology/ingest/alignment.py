@@ -32,6 +32,11 @@ class Backlog:
         """Nothing more to fetch, as far as known."""
         return self.end is not None and self.fetched >= self.end
 
+    @property
+    def first(self) -> int:
+        """The next record's offset, or where the next one to be fetched may stand."""
+        return self.offsets[0] if self.offsets else self.fetched
+
     def take(self, count: int) -> tuple[list[int], list[bytes | None]]:
         if count >= len(self.offsets):
             taken = list(self.offsets), list(self.values)

@@ -106,10 +106,12 @@ class Course:
         last = max(entries) if entries else self.at[source]
         return sorted(epoch for epoch in self.plans if epoch > last)
 
-    def begin(self, source: Source, reading: Reading, epochs: list[int]) -> None:
-        """Write down that these epochs begin at the partition's next offset; nobody has been told yet."""
+    def begin(self, source: Source, reading: Reading, epochs: list[int], first: int) -> None:
+        """Write down that these epochs begin at an offset of the partition, or where the epoch before them does if that
+        lies behind it; nobody has been told yet."""
         entries = reading.epochs.get(self.query) or {self.at[source]: 0}
-        reading.epochs = {**reading.epochs, self.query: {**entries, **dict.fromkeys(epochs, reading.next)}}
+        first = max(first, *entries.values())
+        reading.epochs = {**reading.epochs, self.query: {**entries, **dict.fromkeys(epochs, first)}}
 
     def announcements(self, epoch: int) -> list[Send]:
         """The plan, for every partition of every node of it."""

@@ -3,13 +3,16 @@
 A round decides which partitions may go on (alignment), reads them into columns, and gives blocks for the join nodes;
 static tables come first: streams wait until those of this worker are loaded up to their cut, and nothing behind it is
 read. Now and then `commit` tells every channel its positions and makes the source offsets durable, with each
-partition's `Reading` as metadata. A new plan of a query begins at each partition's next offset: it is announced, then
-that offset is durable, then the old plan's channels get a barrier, then rows go by the new plan.
+partition's `Reading` as metadata. A new plan of a query begins at an offset of each partition that nobody has sent
+anything of yet: it is announced, then that offset is durable; behind the last row before it the old plan's channels get
+a barrier, and from it on rows go by the new plan.
 
 Invariants
 - A source offset is committed only after every block of the rows before it is delivered and every channel knows the
   position; so a restart repeats rows (dropped downstream by source offset) and never skips one.
-- The offset at which an epoch begins is durable before the first row is routed by its plan; so a row has one epoch.
+- The offset at which an epoch begins is durable before the first row is routed by its plan, and not before anything
+  that a process may have sent that ended before its commit (at most `ahead_most` offsets, and nothing behind the end
+  that the topic has when its successor begins); so a row has one epoch.
 """
 
 from bisect import bisect_left
@@ -97,8 +100,10 @@ class Ingestion:
         self.committed: dict[Place, int] = {}
         self.counts = dict.fromkeys(("events_in", "late", "dead", "rounds"), 0)
         self.per_stream = {name: {"events": 0, "late": 0, "dead": 0} for name in self.readers}
+        self.wants_commit = False  # whether records wait for one
         self.has_more = False  # whether the last round left records that could go on
         self._held: set[Place] = set()  # in an epoch whose plan has not been heard of yet
+        self._reach: dict[Place, int] = {}  # what was sent of a partition before it was ours lies before this offset
         self._ends: dict[Place, int] = {}  # where a partition that is behind it passes to its next epoch
         self._changed: set[Place] = set()  # readings with something to commit beside the offset
         self._unbegun = False  # whether some partition may lack an epoch that is known
@@ -135,6 +140,11 @@ class Ingestion:
             at = (place.topic, place.partition)
             (self.tables if isinstance(reader, TableReader) else self.backlogs)[at] = backlog
             self.committed[at] = start
+            self._reach[at] = (
+                reader.cut[place.partition]
+                if isinstance(reader, TableReader)
+                else min(place.high, start + self.settings.ahead_most)
+            )
             is_complete = reader.watermark(place.partition) == COMPLETE
             starts.append((*at, place.high if is_complete else start))
             self._settle(at)
@@ -176,7 +186,7 @@ class Ingestion:
             for course in self.courses.values():
                 course.leave((stream, partition))
             self.readers[stream].forget(partition)
-            for known in (self.backlogs, self.tables, self.unread, self._ends):
+            for known in (self.backlogs, self.tables, self.unread, self._reach, self._ends):
                 known.pop((topic, partition), None)
             self._held.discard((topic, partition))
             self._changed.discard((topic, partition))
@@ -221,14 +231,25 @@ class Ingestion:
                 self._read_table(place, frames, effects)
         if all(map(self._is_loaded, self.tables)):
             for place in may_go(self.backlogs, self.slack_ms, now):
-                if place not in self._held:
-                    self._read(place, self.size.now, now, frames, effects)
+                if place not in self._held and (count := self._allowed(place)):
+                    self._read(place, count, now, frames, effects)
         self._route(frames, effects)
         self.counts["rounds"] += bool(frames)
         if frames:
             self.size.sent()
         self.has_more = bool(frames) and any(map(len, self.backlogs.values()))
         return effects
+
+    def _allowed(self, place: Place) -> int:
+        """How many records of a partition this round takes: never more than a restart looks for."""
+        offsets, count = self.backlogs[place].offsets, self.size.now
+        bound = self.committed[place] + self.settings.ahead_most
+        if offsets[min(count, len(offsets)) - 1] < bound:
+            return count
+        self.wants_commit = True
+        if offsets[0] >= bound and (reading := self.reading(place)) is not None:
+            reading.next = max(reading.next, offsets[0])  # a hole, which a commit passes
+        return bisect_left(offsets, bound)
 
     def advance(self, place: Place, count: int, now: float) -> list[Effect]:
         """Read so many records of one partition that were fetched, whatever the others do, or load a table whose cut is
@@ -346,6 +367,7 @@ class Ingestion:
                 if reading.epochs and course.forget((stream, partition), reading):
                     self._changed.add(place)
         effects += [Flush(), Commit(self._offsets())]
+        self.wants_commit = False
         return effects
 
     def _offsets(self, force: bool = False) -> list[tuple[str, int, int, str]]:
@@ -385,8 +407,8 @@ class Ingestion:
     # -- epochs
 
     def change_plan(self, published: PlanPublished, plan: Plan) -> list[Effect]:
-        """Begin a new epoch of a query, at each partition's next offset. An epoch that is not newer than what is known
-        changes nothing."""
+        """Begin a new epoch of a query: at each partition's next offset, or behind what an earlier process may have
+        sent of it. An epoch that is not newer than what is known changes nothing."""
         course = self.courses[published.query]
         if published.epoch <= course.newest:
             return []
@@ -414,8 +436,9 @@ class Ingestion:
                 reader = self.readers[stream]
                 reading = reader.readings[partition]
                 if lacking := course.lacking((stream, partition), reading):
-                    course.begin((stream, partition), reading, lacking)
-                    self._changed.add((reader.stream.topic, partition))
+                    place = (reader.stream.topic, partition)
+                    course.begin((stream, partition), reading, lacking, max(reading.next, self._reach[place]))
+                    self._changed.add(place)
                     begun.update(lacking)
             effects += [Emit(course.query, course.announcements(epoch)) for epoch in sorted(begun)]
         if effects:
@@ -425,7 +448,8 @@ class Ingestion:
     def _skip_to_ends(self) -> list[Effect]:
         """Pass on partitions that have no record left before the end of their epoch."""
         effects: list[Effect] = []
-        while reached := [p for p, end in self._ends.items() if (b := self.backlogs.get(p)) and b.offsets[0] >= end]:
+        moving = self.backlogs.keys() - self._held
+        while reached := [p for p, end in self._ends.items() if p in moving and self.backlogs[p].first >= end]:
             for topic, partition in reached:
                 self.readers[self.by_topic[topic]].readings[partition].next = self._ends[topic, partition]
             effects += self._pass_on()

@@ -14,6 +14,7 @@ class IngestSettings:
     per_partition_least: int = 250  # when receivers are slow: what is sent in one round cannot be called back
     block_bytes: int = MAX_BLOCK_BYTES  # what blocks are cut to
     backlog_most: int = 40_000  # fetched and waiting, per partition, before its fetching is paused
+    ahead_most: int = 200_000  # offsets of one partition that are sent and not committed: where a restart may find rows
     silent_s: float = 30.0  # after which a partition that holds the watermark is an alarm
 
 
