@@ -248,7 +248,7 @@ class Ingestion:
             return count
         self.wants_commit = True
         if offsets[0] >= bound and (reading := self.reading(place)) is not None:
-            reading.next = max(reading.next, offsets[0])  # a hole, which a commit passes
+            reading.next = max(reading.next, bound)  # a hole, which is passed by commits
         return bisect_left(offsets, bound)
 
     def advance(self, place: Place, count: int, now: float) -> list[Effect]:
@@ -448,6 +448,8 @@ class Ingestion:
     def _skip_to_ends(self) -> list[Effect]:
         """Pass on partitions that have no record left before the end of their epoch."""
         effects: list[Effect] = []
+        if not self._ends:
+            return effects
         moving = self.backlogs.keys() - self._held
         while reached := [p for p, end in self._ends.items() if p in moving and self.backlogs[p].first >= end]:
             for topic, partition in reached:

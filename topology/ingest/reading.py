@@ -16,7 +16,7 @@ import numpy as np
 from schemas.block import NO_WATERMARK
 from schemas.mesh import Stream
 from schemas.rows import I64, Column, Rows
-from topology.ingest.decode import Broken, Decoder
+from topology.ingest.decode import FEW, Broken, Decoder
 from topology.state.window import OFFSET_BITS
 
 ID, TIME = "#", "@"  # id and time columns before they belong to an alias
@@ -86,12 +86,17 @@ class StreamReader:
         reading = self.readings.setdefault(partition, Reading(offsets[0]))
         decoded = self._decoder.decode(values)
         broken = [(offsets[b.index], b) for b in decoded.broken]
-        where = np.asarray(offsets if decoded.kept is None else [offsets[i] for i in decoded.kept], np.int64)
+        kept = offsets if decoded.kept is None else [offsets[i] for i in decoded.kept]
         reading.next = offsets[-1] + 1
         rows = decoded.rows
         if len(rows) == 0:
-            return Read(self._with_ids(rows, partition, where), [], broken)
+            return Read(self._with_ids(rows, partition, np.empty(0, np.int64)), [], broken)
         times = rows.ints(self.stream.event_time)
+        if len(rows) <= FEW and self._on_time(times.tolist(), reading):
+            first = partition << OFFSET_BITS
+            ids = np.array([first | offset for offset in kept], np.int64)
+            return Read(Rows({**rows.columns, ID: ids, TIME: times}, len(rows)), [], broken)
+        where = np.asarray(kept, np.int64)
         earlier = np.maximum.accumulate(np.concatenate(([reading.max_time], times)))
         reading.max_time = int(earlier[-1])
         bound = earlier[:-1] - self.stream.lateness_ms
@@ -110,6 +115,16 @@ class StreamReader:
             for i in np.flatnonzero(late)
         ]
         return Read(rows.filter(~late), aside, broken)
+
+    def _on_time(self, times: list[int], reading: Reading) -> bool:
+        """Take the times of a few events if none of them is late; else leave everything as it was."""
+        latest, lateness, floor = reading.max_time, self.stream.lateness_ms, reading.floor
+        for time in times:
+            if time < latest - lateness or time < floor:
+                return False
+            latest = max(latest, time)
+        reading.max_time = latest
+        return True
 
     def _with_ids(self, rows: Rows, partition: int, offsets: I64) -> Rows:
         return Rows({**rows.columns, ID: offsets | (partition << OFFSET_BITS), TIME: self._times(rows)}, len(rows))

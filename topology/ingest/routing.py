@@ -51,6 +51,7 @@ class Router:
         self._names |= {str(column): column.name for column in route.columns}
         self._selection = Conditions(route.selection)
         self._fields = {str(column): column.name for column in types if column.alias == alias}
+        self._key = [str(column) for column in route.key]
         self._present = [column.name for column in route.non_null]
 
     def assign(self, partition: int, next: int) -> None:
@@ -81,18 +82,21 @@ class Router:
         rows = self._wanted(rows)
         parts = self._parts(rows) if len(rows) else {}
         self.rows_out += len(rows)
+        reached = self._reached_times(reader)
         for target in range(self.partitions):
             if target in parts:
                 sends.extend(self._blocks(target, parts[target], reader))
-            elif self._stale(target, reader):
+            elif self._stale(target, reached):
                 sends.append(self._notice(target, reader))
         return sends
 
     def _parts(self, rows: Rows) -> dict[int, Rows]:
         """What each target gets of some rows."""
-        return partition_rows(
-            rows.with_column(HASH, hash_key([rows[str(column)] for column in self.route.key])), self.partitions
-        )
+        hashes = hash_key([rows[name] for name in self._key])
+        rows = rows.with_column(HASH, hashes)
+        if len(rows) == 1:
+            return {int(hashes[0]) % self.partitions: rows}
+        return partition_rows(rows, self.partitions)
 
     def tell_all(self, reader: StreamReader) -> list[Send]:
         """Notices so that every channel knows every position; due before a commit."""
@@ -135,13 +139,14 @@ class Router:
                 found.append(Position(partition, first, reading.next, time))
         return found
 
-    def _stale(self, target: int, reader: StreamReader) -> bool:
-        told, times = self.told[target], self.told_time[target]
-        return any(
-            reader.watermark(p) - times.get(p, NO_WATERMARK) >= self.watermark_step
-            for p in reader.readings
-            if p in told
-        )
+    def _reached_times(self, reader: StreamReader) -> list[tuple[int, int]]:
+        """The time of each source partition that is assigned here."""
+        told = self.told[0]
+        return [(partition, reader.watermark(partition)) for partition in reader.readings if partition in told]
+
+    def _stale(self, target: int, reached: Sequence[tuple[int, int]]) -> bool:
+        times, step = self.told_time[target], self.watermark_step
+        return any(time - times.get(partition, NO_WATERMARK) >= step for partition, time in reached)
 
     def _remember(self, target: int, positions: Sequence[Position]) -> None:
         for position in positions:
@@ -154,10 +159,10 @@ class Router:
         return self._stamp.notice(target, positions, reader.partitions)
 
     def _blocks(self, target: int, rows: Rows, reader: StreamReader) -> list[Send]:
-        size = rows.nbytes
-        count = max(1, len(rows) * self.block_bytes // max(size, 1))
         sends = []
-        if size > self.block_bytes and len(rows) > 1:
+        size = rows.nbytes if len(rows) > 1 else 0
+        if size > self.block_bytes:
+            count = max(1, len(rows) * self.block_bytes // size)
             # Cut by (partition, offset): each piece but the last ends at its own last offset and leaves the time as it
             # was.
             rows = rows.take(np.argsort(rows.ints(part_id(self.route.alias))))
