@@ -74,9 +74,9 @@ def in_words(value: bytes | None, topic: str, partition: int, shapes: Mapping[st
     """One message as a sentence."""
     from datetime import UTC, datetime
 
-    from schemas.block import decode_block
+    from schemas.block import OF_CONSUMER, decode_block
     from schemas.errors import BlockError
-    from topology.state.lookup import SHAPE
+    from topology.restraint.suspension.wire import SHAPE
     from topology.state.window import COMPLETE
 
     target = topic.removesuffix(".feedback").partition(".")[2]
@@ -85,10 +85,12 @@ def in_words(value: bytes | None, topic: str, partition: int, shapes: Mapping[st
     except BlockError as error:
         return f"{target}/{partition}: not feedback ({error})"
     header, known = block.header, shapes[topic]
-    time = "its end" if header.watermark == COMPLETE else "its beginning"
-    if 0 < header.watermark < COMPLETE:
-        time = datetime.fromtimestamp(header.watermark / 1000, UTC).strftime("%H:%M:%S")
-    who = f"{header.sender}/{header.sender_partition} to {target}/{partition}"
+    if not isinstance(header, OF_CONSUMER):
+        return f"{target}/{partition}: not feedback ({header.kind} of {header.sender})"
+    time = "its end" if header.reached == COMPLETE else "its beginning"
+    if 0 < header.reached < COMPLETE:
+        time = datetime.fromtimestamp(header.reached / 1000, UTC).strftime("%H:%M:%S")
+    who = f"{header.node}/{header.partition} to {target}/{partition}"
     if block.rows is None:
         return f"{who}: my other side has reached {time}"
     counts = Counter(int(i) for i in block.rows[SHAPE].tolist())

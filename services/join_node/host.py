@@ -30,6 +30,7 @@ from topology.join.partition import Partition
 from topology.join.settings import Settings
 from topology.message.bundle import bundled
 from topology.message.effects import Effects
+from topology.plan.plan import Plan
 
 log = logging.getLogger("joinmesh.node")
 
@@ -54,6 +55,7 @@ class PartitionHost:
         steps: Durations,
         settings: Settings | None = None,
         start: int = 0,
+        derive: Callable[[Mesh, PlanPublished], Plan] = derive_plan,
     ) -> None:
         """`history`: the query's plans, oldest first; `start`: where the input topic begins."""
         self.mesh, self.query, self.node_id, self.partition = mesh, history[0].query, node, partition
@@ -65,7 +67,7 @@ class PartitionHost:
         self._effects, self._letters = Effects(), list[OutboxEntry]()  # what they want done
         stored = self.database.plan()
         published = history[0] if stored is None else decode_control(stored)
-        plan = derive_plan(mesh, published)
+        plan = derive(mesh, published)
         self.node = Partition(
             plan,
             node,
@@ -77,7 +79,7 @@ class PartitionHost:
             memo=self.memo,
             settings=settings_of(published, settings or Settings()),
             known={plan.epoch: encode_control(plan) for plan in history},
-            derive=lambda data: derive_plan(mesh, decode_control(data)),
+            derive=lambda data: derive(mesh, decode_control(data)),
         )
         self.node.restore(self.database.restore(self.node.stored_windows), self.database.tables())
         if stored is None:

@@ -3,11 +3,12 @@
 Invariant: who waits for plans goes on only when every wanted query has one.
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from schemas import topics
 from schemas.control import PlanPublished, decode_control, encode_control
@@ -19,6 +20,7 @@ from topology.plan.plan import Plan, build_plan, parse_tree
 from topology.query.cql import parse_query
 
 log = logging.getLogger("joinmesh.control")
+EARLIER_MOST = 8  # epochs before the newest one that rows may still belong to
 
 
 def derive_plan(mesh: Mesh, message: PlanPublished) -> Plan:
@@ -80,15 +82,51 @@ def read_history(mesh: Mesh) -> dict[str, list[PlanPublished]]:
                 if error.code() == KafkaError._PARTITION_EOF:
                     break
                 continue
-            try:
-                plan = decode_control(message.value())
-            except BlockError as e:
-                log.error("record at offset %s of %s passed over: %s", message.offset(), message.topic(), e)
-                continue
-            plans.setdefault(plan.query, {}).setdefault(plan.epoch, plan)
+            if (plan := _plan_of(message)) is not None:
+                plans.setdefault(plan.query, {}).setdefault(plan.epoch, plan)
         return {query: [plan for _, plan in sorted(epochs.items())] for query, epochs in plans.items()}
     finally:
         consumer.close()
+
+
+def _plan_of(message: Message) -> PlanPublished | None:
+    try:
+        return decode_control(message.value())
+    except BlockError as e:
+        log.error("record at offset %s of %s passed over: %s", message.offset(), message.topic(), e)
+        return None
+
+
+def earlier_plans(mesh: Mesh, newest: Mapping[str, int]) -> dict[str, list[tuple[PlanPublished, Plan]]]:
+    """Plans of these queries before their newest epochs, as far as they can be derived, the oldest first: rows that are
+    read again may belong to one of them."""
+    found: dict[str, list[tuple[PlanPublished, Plan]]] = {}
+    history = read_history(mesh) if any(epoch > 1 for epoch in newest.values()) else {}
+    for query, last in newest.items():
+        found[query] = []
+        for plan in [plan for plan in history.get(query, ()) if plan.epoch < last][-EARLIER_MOST:]:
+            with contextlib.suppress(StateError):
+                found[query].append((plan, derive_plan(mesh, plan)))
+    return found
+
+
+class ControlWatch:
+    """Hears what is written to the control topic while a service runs; from its beginning, so that nothing is missed
+    between reading it first and watching it."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._consumer = Consumer(
+            client_config(mesh, group_id=f"{mesh.name}.control-reader", enable_auto_commit=False, fetch_wait_max_ms=500)
+        )
+        self._consumer.assign([TopicPartition(topics.control(mesh.name), 0, 0)])
+
+    def news(self) -> list[PlanPublished]:
+        """The plans that came since; does not wait."""
+        messages = self._consumer.consume(100, 0)
+        return [plan for m in messages if m.error() is None and (plan := _plan_of(m)) is not None]
+
+    def close(self) -> None:
+        self._consumer.close()
 
 
 def wait_for_plans(mesh: Mesh, queries: Iterable[str]) -> dict[str, tuple[PlanPublished, Plan]]:

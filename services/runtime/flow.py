@@ -106,6 +106,7 @@ class Flow:
 
     def __init__(self, mesh: Mesh, query: str, receivers: Sequence[str], delivered: Mapping[Place, int]) -> None:
         self._client, self._partitions, self._delivered = _client(mesh, query), mesh.partitions, delivered
+        self.receivers = frozenset(receivers)
         self._distances = {topic: Distance(mesh.partitions, time.monotonic()) for topic in receivers}
         self._wanted = [TopicPartition(topic, p) for topic in receivers for p in range(mesh.partitions)]
         threading.Thread(target=self._follow, name="flow", daemon=True).start()

@@ -32,8 +32,8 @@ def ask(mesh: Mesh, query: str, to: str | None = None) -> PlanPublished:
     if plan_digest(mesh, plan) != newest.digest:
         if tree_text(plan.tree) == newest.tree:
             raise StateError(
-                f"query {query}: its text or its streams are not what runs; change them back, or use a new mesh name for"
-                " the changed query"
+                f"query {query}: its text or its streams are not what runs; change them back, or use a new mesh name"
+                " for the changed query"
             )
         raise PlanError(
             f"query {query} runs as {newest.tree}; this version changes a running plan only to the same tree, not to"

@@ -136,7 +136,7 @@ class SimConsumer:
             if place in self.paused:
                 continue
             log, at = self.broker.log(place), self.positions[place]
-            stop = min(len(log), at + self.rng.randint(0, 8), at + count - len(messages))
+            stop = min(len(log), at + self.rng.randint(0, 8), at + max(0, count - len(messages)))
             messages += [SimMessage(place, i, log[i]) for i in range(at, stop)]
             self.positions[place] = stop
             if self.eof and stop == len(log) and self.ended.get(place) != stop:

@@ -112,17 +112,30 @@ class IngestProcess(Process):
         self.name, case = "ingest", world.case
         self.sender = SimSender(world.broker)
         self.consumer = SimConsumer(world.broker, "m.ingest", world.rng, eof=True)
-        plans = {"q": (case.published, case.plan)}
-        self.ingest = Ingest(case.mesh, plans, case.counts, self.consumer, self.sender, None, world.tick())
+        self.ingest = Ingest(
+            case.mesh,
+            {"q": [(published, case.plan) for published in world.history]},
+            case.counts,
+            self.consumer,
+            self.sender,
+            None,
+            settings=world.ingest_settings,
+            clock=world.clock,
+        )
         self.places = [TopicPartition(s, p) for s, count in case.counts.items() for p in range(count)]
         self._assign()
 
     def _assign(self) -> None:
         self.ingest._assigned(self.consumer, [TopicPartition(p.topic, p.partition) for p in self.places])  # type: ignore[arg-type]
-        for backlog in self.ingest.backlogs.values():
-            backlog.moved_at = self.world.clock.now  # its default is the machine's clock
+
+    def hear_plans(self) -> None:
+        """What the control topic has brought since."""
+        for published in self.world.history:
+            self.ingest._do(self.ingest.core.change_plan(published, self.world.case.plan))
 
     def step(self) -> None:
+        if self.world.changes:
+            self.hear_plans()
         roll = self.rng.random()
         if roll < 0.05:
             self.ingest._revoked(self.consumer, self.places)  # type: ignore[arg-type]
@@ -135,17 +148,19 @@ class IngestProcess(Process):
             self.ingest.sender.check()
 
     def finish(self) -> bool:
+        self.hear_plans()
         self.ingest._fetch(0)
         self.ingest._round()
-        if any(len(b) for b in self.ingest.backlogs.values()) or any(
+        core = self.ingest.core
+        if core.waiting or any(
             at < len(self.world.broker.log(place))
             for place, at in self.consumer.positions.items()
             if place not in self.consumer.paused  # a table is not read on behind its cut
         ):
             return True
-        before = dict(self.ingest.committed)
+        before = dict(core.committed)
         self.ingest._commit()
-        return before != self.ingest.committed
+        return before != core.committed
 
 
 class NodeProcess(Process):
@@ -158,7 +173,15 @@ class NodeProcess(Process):
         self.sender = SimSender(world.broker, self._leaves if disk.strict else None)
         store = NodeStore(disk, partition, Cache(world.cache_bytes), world.tick())
         self.host = PartitionHost(
-            world.case.mesh, world.case.published, node, partition, store, self.sender, Durations()
+            world.case.mesh,
+            world.history,
+            node,
+            partition,
+            store,
+            self.sender,
+            Durations(),
+            settings=world.settings,
+            derive=lambda *_: world.case.plan,
         )
         self.place = (topics.node_in("m", "q", node), partition)
         self.back = (topics.node_feedback("m", "q", node), partition)
@@ -221,7 +244,15 @@ class SinkProcess(Process):
         self.producer = SimTransactionalProducer(world.broker, "m.q.sink-0")
         self.producer.init_transactions()
         self.consumer = SimConsumer(world.broker, "m.q.sink", world.rng, eof=False)
-        self.sink = Sink(case.mesh, case.plan, case.published.epoch, self.consumer, self.producer, None)
+        self.sink = Sink(
+            case.mesh,
+            case.plan,
+            case.published.epoch,
+            self.consumer,
+            self.producer,
+            None,
+            newest=lambda: world.history[-1].epoch,
+        )
         self.places = [TopicPartition(topics.query_out("m", "q"), p) for p in range(case.mesh.partitions)]
         self.sink._assigned(self.consumer, self.places)  # type: ignore[arg-type]
 

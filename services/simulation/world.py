@@ -15,26 +15,21 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from random import Random
 from typing import Any
-from unittest import mock
 
+import msgspec
 from confluent_kafka import KafkaException
 
-import services.ingest.loop as ingest_loop
-import services.join_node.host as host_module
-import topology.ingest.reading as router_module
-import topology.join.partition as partition_module
 from schemas import topics
 from schemas.block import MAX_BLOCK_BYTES
 from services.runtime import failpoints
 from services.simulation.broker import Record, SimBroker, SimSender
 from services.simulation.case import draw_case
 from services.simulation.processes import Disk, IngestProcess, NodeProcess, Process, SimulatedCrash, SinkProcess
-from topology.plan.plan import Plan
+from topology.ingest.settings import IngestSettings
+from topology.join.settings import Settings
 from topology.restraint.heralding import heeding
-from topology.restraint.suspension import detection, policy
 from topology.restraint.suspension.policy import RESTLESS
 
 NodeKey = tuple[str, int]
@@ -46,7 +41,7 @@ class SimulationFailed(AssertionError):
 
 
 class Clock:
-    """Stands for the `time` module in ingest."""
+    """Stands for the `time` module where it is handed in."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -68,6 +63,11 @@ class World:
         self.incarnation = 0
         self.cache_bytes = self.rng.choice((0, 2_000, 1 << 20))
         self.block_bytes = self.rng.choice((150, 600, MAX_BLOCK_BYTES))
+        self.ingest_settings, self.settings = IngestSettings(), Settings()
+        self.history = [self.case.published]  # the query's plans
+        # From numbers of its own, so that what happens otherwise stays what it was.
+        self.own = Random(f"{seed} plans")
+        self.changes = self.own.choice((0, 0, 0.01, 0.03))  # share of actions that change the plan
         self.crash_rate = self.rng.choice((0.0, 0.005, 0.02, 0.06))  # at each failpoint passed
         self.fault_rate = self.rng.choice((0.01, 0.04, 0.1))  # before each action
         self.delivery = self.rng.choice(
@@ -113,6 +113,8 @@ class World:
         rng = self.rng
         self.clock.now += rng.choice((0, 0.01, 0.01, 1))
         self._go_back()
+        if self.own.random() < self.changes:
+            self.change_plan()
         if rng.random() < self.fault_rate:
             self._fault()
             return
@@ -134,6 +136,13 @@ class World:
                     self.start(name)
             else:
                 self._step(process)
+
+    def change_plan(self) -> None:
+        """The control topic gets a plan of the same tree."""
+        newest = self.history[-1]
+        self.history.append(msgspec.structs.replace(newest, epoch=newest.epoch + 1))
+        self.stats["plans changed"] += 1
+        self._note(f"plan of epoch {newest.epoch + 1}")
 
     def _someone(self) -> str:
         """Ingest and sink as often as they would be with few nodes, however many there are."""
@@ -324,19 +333,19 @@ class World:
                 memo = process.host.memo
                 self.stats["rows repeated"] += memo.rows_repeated
                 self.stats["blocks fenced"] += memo.blocks_fenced
-                for herald in memo.heralds.each if memo.heralds is not None else ():
+                newest = self.history[-1].epoch
+                assert memo.live == [newest], f"{process.name} runs plans {memo.live}, the newest is {newest}"
+                for herald in memo.heralds.each:
                     self.stats["composites not made for want of a herald"] += herald.refused
                     self.stats["composites made for a herald"] += herald.made
                     self.stats["heralds heeded or let be"] += herald.changes
-                if memo.feedback is not None:
-                    self.stats["values suspended"] += memo.feedback.values_suspended
-                    self.stats["values resumed"] += memo.feedback.values_resumed
-                    self.stats["pairs avoided"] += memo.feedback.pairs_avoided
-                    self.stats["rows diverted"] += memo.feedback.rows_diverted
-                    self.stats["pairs resumed"] += memo.feedback.pairs_resumed
-                    self.stats["sides that began or ceased to speak"] += sum(
-                        w.changes for w in memo.feedback.weighed or ()
-                    )
+                for held in (memo.feedback, memo.hiding):
+                    self.stats["values suspended"] += held.values_suspended
+                    self.stats["values resumed"] += held.values_resumed
+                    self.stats["pairs avoided"] += held.pairs_avoided
+                    self.stats["rows diverted"] += held.rows_diverted
+                self.stats["pairs resumed"] += memo.feedback.pairs_resumed
+                self.stats["sides that began or ceased to speak"] += sum(w.changes for w in memo.feedback.weighed or ())
 
     def audit(self) -> None:
         case = self.case
@@ -364,32 +373,20 @@ class World:
 
     # -- around it
 
-    def _derive_plan(self, *_: Any) -> Plan:
-        return self.case.plan
-
     def _note(self, text: str) -> None:
         self.trace.append(text)
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """The services as they are, but with this world's clock, crashes and block size, and without deriving the same
-        plan again."""
-        cut = partial(partition_module.cut, limit=self.block_bytes)
+        """The services with this world's settings and crashes."""
+        self.settings = Settings(block_bytes=self.block_bytes, weights=RESTLESS, heeding=self.heeding, rows_least=10**9)
+        self.ingest_settings = IngestSettings(self.rng.choice((1, 5, 4_000)), block_bytes=self.block_bytes)
         logging.disable(logging.ERROR)
+        before, failpoints.hook = failpoints.hook, self._passed
         try:
-            with (
-                mock.patch.object(failpoints, "hook", self._passed),
-                mock.patch.object(ingest_loop, "time", self.clock),
-                mock.patch.object(ingest_loop, "PER_PARTITION", self.rng.choice((1, 5, 4_000))),
-                mock.patch.object(host_module, "derive_plan", self._derive_plan),
-                mock.patch.object(router_module, "MAX_BLOCK_BYTES", self.block_bytes),
-                mock.patch.object(partition_module, "cut", cut),
-                mock.patch.multiple(policy, **RESTLESS),
-                mock.patch.multiple(heeding, **self.heeding),
-                mock.patch.object(detection, "ROWS_LEAST", 10**9),
-            ):
-                yield
+            yield
         finally:
+            failpoints.hook = before
             logging.disable(logging.NOTSET)
 
 

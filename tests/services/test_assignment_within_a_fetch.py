@@ -13,9 +13,10 @@ def test_records_that_come_with_their_assignment_are_kept() -> None:
         with world.patched():
             world.append(len(world.coming))
             ingest = world.start("ingest").ingest  # type: ignore[attr-defined]
+            core = ingest.core
             consumer, consume = ingest.consumer, ingest.consumer.consume
-            places = [TopicPartition(topic, p) for topic, p in (*ingest.backlogs, *ingest.tables)]
-            ingest.backlogs, ingest.tables = {}, {}
+            places = [TopicPartition(topic, p) for topic, p in (*core.backlogs, *core.tables)]
+            core.backlogs, core.tables = {}, {}
 
             def assigning(count: int, wait_s: float) -> object:
                 ingest._assigned(consumer, places)  # noqa: B023
@@ -26,8 +27,8 @@ def test_records_that_come_with_their_assignment_are_kept() -> None:
             read = {
                 place: at
                 for place, at in consumer.positions.items()
-                if at and place in ingest.tables and not ingest.readers[ingest.by_topic[place[0]]].is_loaded(place[1])
+                if at and place in core.tables and not core.is_loaded_table(place)
             }
-            assert all(len(ingest.tables[place]) == at for place, at in read.items()), f"seed {seed}"
+            assert all(len(core.tables[place]) == at for place, at in read.items()), f"seed {seed}"
             tables += len(read)
     assert tables > 10

@@ -1,11 +1,9 @@
 """How far ahead of a node its senders may be."""
 
-from dataclasses import dataclass
-
 import pytest
 
-from services.ingest.loop import Ingest
 from services.runtime.flow import AHEAD_S, BLOCKS_LEAST, STUCK_S, Distance, Pace, Reached, _said
+from topology.ingest.settings import IngestSettings, RoundSize
 
 
 def said(block_s: float, *workers: int) -> list[Reached]:
@@ -72,22 +70,17 @@ def test_what_stands_beside_a_place_may_be_anything(metadata: str | None) -> Non
     assert _said(metadata).block_s == AHEAD_S
 
 
-@dataclass
-class Queue:
-    is_ahead: bool = False
-
-
 def test_a_round_is_halved_once_for_each_wait() -> None:
     """However often it is asked while it waits; and it does not grow by asking either."""
-    queue, ingest = Queue(), Ingest.__new__(Ingest)
-    ingest.flows, ingest.per_round, ingest.per_round_least, ingest.has_room = (queue,), 1_000, 400, True  # type: ignore[assignment]
-    queue.is_ahead = True
-    assert not any(ingest._may_send() for _ in range(50))
-    assert ingest.per_round == 500
-    queue.is_ahead = False
-    assert all(ingest._may_send() for _ in range(50))
-    assert ingest.per_round == 500
-    for _ in range(10):
-        queue.is_ahead = not queue.is_ahead
-        ingest._may_send()
-    assert ingest.per_round == 400
+    size = RoundSize(IngestSettings(4_000, 400), waits=True)
+    assert size.now == 400
+    size.now = 1_000
+    assert not any(size.room(False) for _ in range(50))
+    assert size.now == 500
+    assert all(size.room(True) for _ in range(50))
+    assert size.now == 500
+    for has_room in (False, True) * 5:
+        size.room(has_room)
+    assert size.now == 400
+    size.sent()
+    assert size.now == 500

@@ -23,6 +23,7 @@ from services.runtime.failpoints import failpoint
 from services.runtime.store import NodeStore, OutboxEntry, encoded_memo
 from services.simulation.world import SimulationFailed, run_seed
 from services.sink.loop import Seen, Sink
+from topology.ingest.effects import Commit, Flush
 from topology.join.partition import _NOTHING, Effects, Memo, Partition
 from topology.results.results import SequenceFilter
 
@@ -187,10 +188,11 @@ def ingest_commits_before_the_flush(patch: pytest.MonkeyPatch) -> None:
     """Source offsets are stored while blocks are still under way."""
 
     def commit(self: Ingest) -> None:
-        for stream, routers in self.routers.items():
-            for router in routers:
-                self._send(router, router.tell_all(self.readers[stream]))
-        self._write_offsets()
+        effects = self.core.commit()
+        self._do([effect for effect in effects if not isinstance(effect, Flush | Commit)])
+        for effect in effects:
+            if isinstance(effect, Commit):
+                self._write_offsets([TopicPartition(*offset) for offset in effect.offsets])
         failpoint("ingest.before_commit")
         self.sender.flush()
 
@@ -201,17 +203,8 @@ def ingest_commits_without_its_reading(patch: pytest.MonkeyPatch) -> None:
     """The largest event time is not stored with the offset, so that lateness starts afresh."""
     write = Ingest._write_offsets
 
-    def bare(self: Ingest, force: bool = False) -> None:
-        commit, self.consumer.commit = self.consumer.commit, None
-
-        def without(offsets: list[TopicPartition], asynchronous: bool) -> None:
-            commit(offsets=[TopicPartition(o.topic, o.partition, o.offset) for o in offsets], asynchronous=asynchronous)
-
-        self.consumer.commit = without
-        try:
-            write(self, force)
-        finally:
-            self.consumer.commit = commit
+    def bare(self: Ingest, offsets: list[TopicPartition]) -> None:
+        write(self, [TopicPartition(o.topic, o.partition, o.offset) for o in offsets])
 
     patch.setattr(Ingest, "_write_offsets", bare)
 

@@ -9,7 +9,8 @@ import pytest
 from schemas.block import NO_WATERMARK, Block, decode_block
 from schemas.errors import StateError
 from schemas.mesh import FieldType, Stream
-from topology.ingest.reading import Reading, Router, StreamReader
+from topology.ingest.reading import Reading, StreamReader
+from topology.ingest.routing import Router
 from topology.join.node import JoinNode
 from topology.plan.plan import Plan, build_plan
 from topology.query.cql import parse_query

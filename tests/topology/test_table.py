@@ -12,7 +12,8 @@ from schemas.block import NO_WATERMARK, Block
 from schemas.errors import BlockError
 from schemas.mesh import FieldType, Stream
 from schemas.rows import Rows
-from topology.ingest.reading import Reading, Router, StreamReader
+from topology.ingest.reading import Reading, StreamReader
+from topology.ingest.routing import Router
 from topology.ingest.table import TableReader
 from topology.join.held import describe_state
 from topology.join.node import JoinNode

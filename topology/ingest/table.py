@@ -22,11 +22,11 @@ from schemas.block import NO_WATERMARK
 from schemas.mesh import FieldType, Stream
 from schemas.rows import I64, Column, Rows, as_arrow
 from topology.ingest.decode import Broken
-from topology.ingest.reading import Read, Reading, StreamReader
+from topology.ingest.reading import ID, Read, Reading, StreamReader
 from topology.state.window import ALWAYS_MS, COMPLETE
 
 FOLD_ROWS = 100_000  # replaced rows are dropped when so many have come since the last time, or as many as there are
-_OFFSET = "#"
+_OFFSET = ID
 _WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)\Z", re.ASCII)
 
 
@@ -137,3 +137,11 @@ def _codes(keys: Column, more: list[int | str]) -> I64:
         return np.concatenate([keys, np.asarray(more, np.int64)])
     every = pa.concat_arrays([as_arrow(keys), pa.array(more, keys.type)])
     return np.asarray(every.dictionary_encode().indices.to_numpy(zero_copy_only=False), np.int64)
+
+
+def behind_cut(table: str, partition: int, count: int) -> str:
+    """What is said of records that are not read."""
+    return (
+        f"table {table} partition {partition}: {count:,} records came after the mesh first started and are not joined; "
+        "a table is static: restart under a new mesh name to read it again"
+    )

@@ -272,7 +272,7 @@ class Partition:
             made = self._rows(self._side_of[header.sender], header, rows)
         if isinstance(header, Heralds):
             advance(self.memo, header, len(self.states) + header.herald)
-        elif isinstance(header, Events | Composites):
+        elif isinstance(header, Events | Composites | SourceEnded) and header.sender in self._side_of:
             advance(self.memo, header, self._side_of[header.sender])
         return made
 

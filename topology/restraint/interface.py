@@ -19,11 +19,10 @@ from schemas.block import NO_WATERMARK, Block, FromNode, Header
 from schemas.rows import I64, Mask, Rows
 from topology.plan.plan import Node, Plan
 from topology.state.pairs import Pairs
-from topology.state.window import COMPLETE
+from topology.state.window import COMPLETE, WATERMARKS_PER_WINDOW
 from topology.state.window_state import Run, WindowState, count_matches
 
 FOREVER = 2**62
-WATERMARKS_PER_WINDOW = 12  # how often a target that gets no rows is told the time
 FreeFrom = Callable[[I64], I64]  # moments -> the first ones from then on at which the pairs are not held
 
 

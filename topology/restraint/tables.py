@@ -3,8 +3,8 @@
 Rows stay where they are, in the window states. An *entry* is a sub-tuple that the consumer's partitions have voted
 against; while enough of them do, it is active and every pair that shows it is left unmade. A pair is made at the first
 moment when both its rows are there and no active entry covers it. When an entry ends, its pairs that were covered at
-every moment since their later row came are exactly those never made: they follow from the intervals in which values were
-suspended (`free_at`), whichever side waited for which and however often (moments are offsets of the input topic).
+every moment since their later row came are exactly those never made: they follow from the intervals in which values
+were suspended (`free_at`), whichever side waited for which and however often (moments are offsets of the input topic).
 
 Invariant: entries and intervals are kept as long as a row they cover may still matter to a consumer; then both ends
 forget them. What an operation costs follows from the values it is about, not from how many there are.

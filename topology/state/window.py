@@ -23,6 +23,7 @@ def part_time(alias: str) -> str:
     return "@" + alias
 
 
+WATERMARKS_PER_WINDOW = 12  # how often a target that gets no rows is told the time
 HASH = "#:key"  # no alias has a colon
 OFFSET_BITS = 48
 OFFSET_MASK = (1 << OFFSET_BITS) - 1

@@ -11,16 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from schemas.block import NO_WATERMARK, Block, PlanChanged, Position, SourceEnded, decode_block, encode_block
+import msgspec
+
+from schemas.block import Block, PlanChanged, decode_block, encode_block
+from schemas.control import PlanPublished
 from schemas.mesh import Feedback, Routing, Stream
-from schemas.rows import Rows
-from topology.ingest.reading import Late, Read, Reading, StreamReader, routers_of
+from topology.ingest.effects import Effect, Emit, SetAside
+from topology.ingest.ingest import Fetched, Ingestion, Stored
+from topology.ingest.reading import Late
 from topology.ingest.table import TableReader
 from topology.join.partition import Partition, Restrain
 from topology.join.settings import Settings
 from topology.message.bundle import bundled
 from topology.message.effects import Send
-from topology.plan.plan import Plan
+from topology.plan.plan import Plan, tree_text
 from topology.results.results import ResultEncoder, SequenceFilter
 
 Choose = Callable[[int], int]  # choose(n) -> 0 … n-1
@@ -39,6 +43,7 @@ class Log:
 
 
 def with_modes(settings: Settings, feedback: bool | str, routing: Routing = "fixed", heralds: bool = False) -> Settings:
+    """Settings with these modes; feedback may be said as a truth value."""
     mode: Feedback = "auto" if feedback == "auto" else "on" if feedback in (True, "on") else "off"
     return replace(settings, feedback=mode, routing=routing, heralds=heralds)
 
@@ -52,30 +57,36 @@ class TopologyDriver:
         partitions: int = 2,
         source_partitions: int = 2,
         feedback: bool | str | None = None,
-        cuts: Mapping[str, Mapping[int, int]] | None = None,
+        cuts: dict[str, dict[int, int]] | None = None,
         routing: Routing = "fixed",
         heralds: bool = False,
         settings: Settings | None = None,
         restrain: Restrain | None = None,
     ) -> None:
         """`feedback`, `routing` and `heralds` stand for settings with these."""
-        self.plan, self.partitions, self.epoch = plan, partitions, 1
+        self.plan, self.partitions, self.streams = plan, partitions, streams
         self.settings = (
             settings if settings is not None else with_modes(Settings(), feedback or False, routing, heralds)
         )
         used = dict.fromkeys(source.stream for source in plan.query.sources)  # in order: a seed must replay
-        self.readers = {
-            name: StreamReader(streams[name], source_partitions)
-            if streams[name].table is None
-            else TableReader(streams[name], source_partitions, (cuts or {})[name])
-            for name in used
-        }
-        for reader in self.readers.values():
-            reader.readings = {p: Reading(0) for p in range(source_partitions)}
-        self.routers = routers_of(plan, partitions, 1, 1, self.settings.heralds)
-        for router in self.routers:
-            for partition in range(source_partitions):
-                router.assign(partition, 0)
+        counts = dict.fromkeys(used, source_partitions)
+        self.published = first = PlanPublished(
+            plan.query.name,
+            1,
+            "",
+            tree_text(plan.tree),
+            "",
+            0,
+            counts,
+            table_cuts=cuts or {},
+            heralds=self.settings.heralds,
+        )
+        self.ingestion = Ingestion(
+            {name: streams[name] for name in used}, partitions, {plan.query.name: [(first, plan)]}, counts
+        )
+        everything = [Stored(streams[name].topic, p, -1, None, 0, 0) for name in used for p in range(source_partitions)]
+        self.ingestion.assigned(everything, 0.0)
+        self.readers = self.ingestion.readers
         self.deleted: dict[tuple[str, int], dict[int, bytes | None]] = {}  # record keys of records without a value
         self.loaded: set[tuple[str, int]] = set()  # partitions of tables
         self.sources = {(name, p): Log() for name in used for p in range(source_partitions)}
@@ -103,28 +114,20 @@ class TopologyDriver:
         log.records.append(value if isinstance(value, bytes) else json.dumps(value).encode())
         return len(log.records) - 1
 
+    @property
+    def epoch(self) -> int:
+        return self.published.epoch
+
     def change_plan(self) -> int:
-        """Go over to a plan of the same tree; gives its epoch. Nodes hear of it before its first row."""
-        self.epoch += 1
-        for log in self.inputs.values():
-            log.records.append(encode_block(Block(PlanChanged(self.epoch, b""))))
-        for router in self.routers:
-            reader = self.readers[router.source.stream]
-            for target in range(self.partitions):
-                ended = SourceEnded(
-                    router.epoch,
-                    router.route.alias,
-                    reader.partitions,
-                    tuple(Position(p, r.next, r.next, NO_WATERMARK) for p, r in reader.readings.items()),
-                )
-                self._deliver([*router.tell_all(reader), Send(router.route.node, target, Block(ended))])
-            router.epoch = self.epoch
+        """Go over to a plan of the same tree; gives its epoch."""
+        self.published = msgspec.structs.replace(self.published, epoch=self.epoch + 1)
+        self._take(self.ingestion.change_plan(self.published, self.plan))
         return self.epoch
 
     def tick(self) -> None:
         """Every node takes a message that says nothing new."""
         for log in self.inputs.values():
-            log.records.append(encode_block(Block(PlanChanged(self.epoch, b""))))
+            log.records.append(encode_block(Block(PlanChanged(1, b""))))
 
     def run(self, choose: Choose, most: int = 5) -> None:
         """Drain every channel, letting `choose` pick who runs next and how many records it takes."""
@@ -174,23 +177,29 @@ class TopologyDriver:
         self._deliver(bundled(sends))
 
     def _ingest(self, key: tuple[str, int], count: int) -> None:
+        """Fetch so many records of one partition and let the real ingest read them."""
         stream, partition = key
         log, reader = self.sources[key], self.readers[stream]
         cut = reader.cut[partition] if isinstance(reader, TableReader) else len(log.records)
         stop = min(log.read + count, len(log.records), cut)
+        place, offsets = (reader.stream.topic, partition), list(range(log.read, stop))
         deleted = self.deleted.get(key, {})
-        values = [None if at in deleted else log.records[at] for at in range(log.read, stop)]
-        read = reader.read(partition, list(range(log.read, stop)), values, deleted) if values else Read(Rows({}, 0))
+        if offsets:
+            values = [None if at in deleted else log.records[at] for at in offsets]
+            self.ingestion.fetched({place: Fetched(offsets, values, deleted)}, {})
         log.read = stop
-        rows: Rows | None = read.rows
-        if isinstance(reader, TableReader):  # its rows leave when the cut is reached
-            rows = reader.load(partition) if stop == cut else None
-            self.loaded |= {key} if stop == cut else set()
-        self.late += [(stream, late) for late in read.late]
-        self.broken += [(stream, partition, offset, b.reason) for offset, b in read.broken]
-        for router in self.routers:
-            if router.source.stream == stream and rows is not None:
-                self._deliver(router.send(rows, reader))
+        if isinstance(reader, TableReader) and stop == cut:  # its rows leave when the cut is reached
+            self.loaded.add(key)
+        self._take(self.ingestion.advance(place, count, 0.0))
+
+    def _take(self, effects: Sequence[Effect]) -> None:
+        """Do what ingest wants done: everything it sends has arrived at once."""
+        for effect in effects:
+            if isinstance(effect, Emit):
+                self._deliver(effect.sends)
+            elif isinstance(effect, SetAside):
+                self.late += [(effect.stream, late) for late in effect.late]
+                self.broken += [(effect.stream, effect.partition, at, reason) for at, reason, _ in effect.broken]
 
     def _deliver(self, sends: Sequence[Send]) -> None:
         for send in sends:

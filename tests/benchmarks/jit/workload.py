@@ -17,7 +17,8 @@ import numpy as np
 from schemas.block import encode_block
 from schemas.mesh import FieldType, Stream
 from schemas.rows import Rows
-from topology.ingest.reading import Reading, StreamReader, routers_of
+from topology.ingest.reading import Reading, StreamReader
+from topology.ingest.routing import routers_of
 from topology.plan.plan import Plan, build_plan, parse_tree
 from topology.query.cql import parse_query
 

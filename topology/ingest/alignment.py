@@ -8,7 +8,6 @@ and nobody waits for one that has not moved for a while.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from time import monotonic
 
 STUCK_S = 5.0
 Place = tuple[str, int]  # topic, partition
@@ -20,19 +19,23 @@ class Backlog:
 
     offsets: deque[int] = field(default_factory=deque)
     values: deque[bytes | None] = field(default_factory=deque)
-    keys: dict[int, bytes | None] = field(
-        default_factory=dict
-    )  # record keys of a table's records without a value: what they delete
+    # record keys of a table's records without a value: what they delete
+    keys: dict[int, bytes | None] = field(default_factory=dict)
     time: int | None = None  # event time reached
     fetched: int = 0  # next offset to fetch
     end: int | None = None  # where the topic was last seen to end
-    moved_at: float = field(default_factory=monotonic)
+    moved_at: float = 0.0  # when something of it was last processed, or it was assigned
     paused: bool = False
 
     @property
     def at_end(self) -> bool:
         """Nothing more to fetch, as far as known."""
         return self.end is not None and self.fetched >= self.end
+
+    @property
+    def first(self) -> int:
+        """The next record's offset, or where the next one to be fetched may stand."""
+        return self.offsets[0] if self.offsets else self.fetched
 
     def take(self, count: int) -> tuple[list[int], list[bytes | None]]:
         if count >= len(self.offsets):
