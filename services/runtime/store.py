@@ -127,8 +127,8 @@ class NodeStore:
         if _MEMO in found:
             raise StateError(
                 f"the state of partition {self.partition} was written by an earlier joinmesh, and blocks of that"
-                " version may be under way: go back to it, stop its producers, wait until `joinmesh status` shows no lag, then"
-                " upgrade and start under a new mesh name"
+                " version may be under way: go back to it, stop its producers, wait until `joinmesh status` shows no"
+                " lag, then upgrade and start under a new mesh name"
             )
         if not found:
             return None
