@@ -7,7 +7,7 @@ short and follow the records; when batches pay, they grow until rounds take thei
 Invariant: waiting never changes what is sent, only in how many blocks; a round that left work is followed at once.
 """
 
-SPACING = 3.0  # of the time that the last round took
+SPACING = 8.0  # of the time that the last round took
 LINGER_MOST_S = 0.03
 PATIENCE_S = 0.1  # for a first record: somebody must look after commits, reports and plans, too
 NO_ROOM_S = 0.01  # until receivers are asked again
