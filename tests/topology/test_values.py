@@ -25,9 +25,11 @@ SAME_PLACE = pow(0x9E3779B97F4A7C15, -1, 2**64)  # multiples of it are looked fo
 Disk = dict[str, bytes]
 
 
-@pytest.fixture(params=[(4, 2, 0, 0), (8, 3, 20, 8), (1_024, 256, 8_192, 8)], ids=["tiny", "small", "as it is"])
+@pytest.fixture(
+    params=[(4, 2, 0, 0, 1), (8, 3, 20, 8, 2), (1_024, 256, 8_192, 8, 4)], ids=["tiny", "small", "as it is"]
+)
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in zip(("_PIECE", "WRITTEN_MOST", "SLACK", "PIECE_COST"), request.param, strict=True):
+    for name, value in zip(("_PIECE", "WRITTEN_MOST", "SLACK", "PIECE_COST", "LOG_TIMES"), request.param, strict=True):
         monkeypatch.setattr(values, name, value)
 
 
@@ -295,6 +297,7 @@ def check_told(demand: Demand, model: Tellings, hashes: Any) -> None:
 @pytest.mark.parametrize("count", [1_000, 100_000])
 def test_what_is_written_is_what_changed_and_the_log_stays_short(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "SLACK", 500)
+    monkeypatch.setattr(values, "LOG_TIMES", 2)
     rng, table, disk = np.random.default_rng(1), Values(ENTRY, expires="last"), Disk()
     table.insert(entries_of(np.unique(rng.integers(0, 2**63, count).astype(np.uint64))))
     write(disk, table.written("x"))

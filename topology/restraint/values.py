@@ -28,7 +28,8 @@ _LATEST = np.iinfo(np.int64).max
 ROOM_LEAST = 16
 WRITTEN_MOST = 256  # records in one piece of the log
 PIECE_COST = 8  # a piece of the log counts as so many records beside those in it, so that there are not too many
-SLACK = 8_192  # records that a log may hold in vain, beside as many as there are
+LOG_TIMES = 4  # a log may count so many times the records that there are: what is in force is rewritten the more seldom
+SLACK = 8_192  # and so many more
 
 
 class Values:
@@ -154,7 +155,7 @@ class Values:
         """The oldest pieces go, where there are too many: which, and what of them is in force."""
         found: dict[str, bytes | None] = {}
         again: list[I64] = []
-        self._debt = self._debt + 2 * (changes + PIECE_COST) if self._logged > 2 * self._count + SLACK else 0
+        self._debt = self._debt + 2 * (changes + PIECE_COST) if self._logged > LOG_TIMES * self._count + SLACK else 0
         while self._log and self._log[0][2] <= self._debt:
             number, hashes, size = self._log.popleft()
             self._debt -= size
