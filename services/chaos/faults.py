@@ -128,7 +128,15 @@ def unmount_state(world: World) -> None:
     subprocess.run(["umount", "-l", str(world.data / "four" / "j2")], capture_output=True, check=False)
 
 
+def migrate(world: World, _: random.Random, __: int) -> str:
+    """The plan changes to one of the same tree, and is waited for; how long that took is in `migrations.log`."""
+    if world.command("migrate", "-f", world.file, "--query", "four", log="migrations.log") != 0:
+        raise RuntimeError(f"the old plan is not gone; see {world.folder / 'migrations.log'}")
+    return "four"
+
+
 FAULTS: dict[str, Fault] = {
+    "migrate": migrate,
     "kill": kill,
     "broker-kill": broker_kill,
     "broker-restart": broker_restart,

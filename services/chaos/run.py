@@ -110,7 +110,7 @@ def _run(plan: Plan, world: World, say: Say) -> tuple[bool, list[Done], dict[str
         turns[name] += 1
         # Kills follow one another while the mesh is still recovering from the last; only each fifth is watched to its
         # end.
-        watched = generator.poll() is None and (name != "kill" or turns[name] % 5 == 0)
+        watched = generator.poll() is None and name != "migrate" and (name != "kill" or turns[name] % 5 == 0)
         seconds = world.seconds_to_work_again(target, time.time(), RECOVER_S) if watched else None
         while time.monotonic() < begun + number * pause_s and generator.poll() is None:
             time.sleep(0.1)
