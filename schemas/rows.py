@@ -64,6 +64,8 @@ class Rows:
         return column
 
     def take(self, index: I64) -> "Rows":
+        if len(index) == 1 and index[0] >= 0:
+            return self.slice(int(index[0]), int(index[0]) + 1)
         where = pa.array(index) if any(not isinstance(c, np.ndarray) for c in self.columns.values()) else None
         columns = self.columns.items()
         return Rows(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.cli.common import table
 
-EXAMPLES = """faults: kill, broker-kill, broker-restart, pause, workers, wipe, disk-full (needs root)
+EXAMPLES = """faults: migrate, kill, broker-kill, broker-restart, pause, workers, wipe, disk-full (needs root)
 
 examples:
   joinmesh chaos                                                   a short run

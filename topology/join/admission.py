@@ -34,9 +34,11 @@ from topology.ingest.decode import ARROW_TYPES, MAX_TIME_MS, MIN_TIME_MS
 from topology.plan.heralds import Herald, part_hash
 from topology.plan.plan import Input, Plan
 from topology.state.hashing import combine, hash_key
-from topology.state.window import ALWAYS_MS, COMPLETE, HASH, OFFSET_BITS, part_id, part_time
+from topology.state.window import ALWAYS_MS, COMPLETE, HASH, OFFSET_BITS, OFFSET_MASK, part_id, part_time
+from topology.state.window_state import least, most
 
 _SEQUENCE_MOST = 1 << 62
+_DTYPES = {pa.int64(): np.dtype(np.int64), pa.uint64(): np.dtype(np.uint64), pa.float64(): np.dtype(np.float64)}
 
 
 class Admission:
@@ -52,6 +54,7 @@ class Admission:
         self._tables = {alias for alias in input.aliases if plan.query.source(alias).is_table}
         self._never_null = {n for n in types if n[0] in "#@"} | {str(c) for c in (*input.key, *input.linked)}
         self._kind: type[Header] = Events if input.is_source else Composites
+        self._dtypes = {name: _DTYPES.get(type) for name, type in types.items()}
 
     def check(self, block: Block) -> None:
         header, rows = block.header, block.rows
@@ -69,17 +72,24 @@ class Admission:
 
     def _check_inside(self, ids: I64, positions: tuple[Position, ...]) -> None:
         """Every row is one that the positions speak of, once: repeats are found by them."""
-        inside = np.zeros(len(ids), np.bool_)
-        for p in positions:
-            base = p.partition << OFFSET_BITS
-            inside |= (ids >= base + p.first) & (ids < base + p.next)
-        if not inside.all() or len(np.unique(ids)) < len(ids):
+        if len(ids) == 1:
+            partition, offset = int(ids[0]) >> OFFSET_BITS, int(ids[0]) & OFFSET_MASK
+            good = any(p.partition == partition and p.first <= offset < p.next for p in positions)
+        else:
+            inside = np.zeros(len(ids), np.bool_)
+            for p in positions:
+                base = p.partition << OFFSET_BITS
+                inside |= (ids >= base + p.first) & (ids < base + p.next)
+            good = bool(inside.all()) and len(np.unique(ids)) == len(ids)
+        if not good:
             raise BlockError("holds rows outside its positions, or one twice")
 
     def _check_rows(self, rows: Rows) -> None:
         if rows.columns.keys() != self.types.keys():
             raise BlockError(f"has columns {sorted(rows.columns)}, the plan says {sorted(self.types)}")
         for name, column in rows.columns.items():
+            if isinstance(column, np.ndarray) and column.dtype == self._dtypes[name]:
+                continue
             if _type(column) != self.types[name]:
                 raise BlockError(f"column {name} is {_type(column)}, the plan says {self.types[name]}")
             if name in self._never_null and not isinstance(column, np.ndarray) and column.null_count:
@@ -89,9 +99,9 @@ class Admission:
         for alias in self.input.aliases:
             times, ids = rows[part_time(alias)], rows[part_id(alias)]
             low, high = (ALWAYS_MS, ALWAYS_MS) if alias in self._tables else (MIN_TIME_MS, MAX_TIME_MS)
-            if times.min() < low or times.max() > high:
+            if least(times) < low or most(times) > high:
                 raise BlockError(f"event time of {alias} is out of range")
-            if ids.min() < 0:
+            if least(ids) < 0:
                 raise BlockError(f"ids of {alias} are out of range")
         self._check_hashes(rows)
 
@@ -109,6 +119,7 @@ class HeraldAdmission(Admission):
         super().__init__(plan, Input(herald.alias, (herald.alias,), (), herald.columns), partition, partitions)
         self._parts = [part_hash(k) for k in range(len(herald.parts))] if len(herald.parts) > 1 else []
         self.types |= dict.fromkeys(self._parts, pa.uint64())
+        self._dtypes |= dict.fromkeys(self._parts, np.dtype(np.uint64))
         self._never_null |= set(self._parts)
         self._kind, self._number = Heralds, number
 

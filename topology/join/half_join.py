@@ -22,7 +22,7 @@ from topology.state.hashing import equal_keys, shape_hash
 from topology.state.lookup import indexed
 from topology.state.meeting import ARRIVED
 from topology.state.pairs import Piece
-from topology.state.window_state import Run, WindowState, matches
+from topology.state.window_state import Run, WindowState, least, matches, most
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _first(members: dict[int, str], held: tuple[int, ...]) -> str | None:
 def meet(half: HalfJoin, probe: Run, state: WindowState, above: int, upto: int) -> Iterator[Piece]:
     """Pairs of `probe` with the stored rows of some epochs."""
     asked = probe if half.by_key else _asked(probe, half.mine)
-    for run in state.reachable(int(probe.starts.min()), int(probe.ends.max()), above, upto):
+    for run in state.reachable(least(probe.starts), most(probe.ends), above, upto):
         if half.by_key:
             for i, j in matches(asked, run):
                 yield i, run, j

@@ -35,6 +35,7 @@ class Kernel:
             n for edge in node.inputs for n in _parts(edge) + [str(c) for c in edge.columns if c in node.columns]
         ]
         self._half_joins: dict[tuple[tuple[int, ...], int], HalfJoin] = {}
+        self._ways: dict[tuple[int, ...], list[HalfJoin]] = {}  # of inputs in the order they were met
         self._notes = any(restraint.notes_unmet for restraint in restraints)
 
     def of_new(self, side: int, probe: Run, epoch: int, above: int, upto: int) -> Iterator[Run]:
@@ -70,10 +71,8 @@ class Kernel:
         """The results that composites of the inputs `held` become part of, in pieces. `fresh`: they are of the wanted
         epochs already. `freed`: all rows are stored, and nothing hides them."""
         above, upto = epochs
-        rest = [i for i in range(len(self.ground.states)) if i not in held]
-        ways = [self._half_join(held, to) for to in rest]
-        half = ways[rest.index(self.paths.choose([(way.to, way.name) for way in ways], first=len(held) == 1))]
-        last, state, count = len(rest) == 1, self.ground.states[half.to], 0
+        half, last = self._next(held)
+        state, count = self.ground.states[half.to], 0
         met = np.zeros(len(probe), np.bool_) if self._notes and freed is None else None
         for low in (EVER,) if fresh else (above,) if last else (above, EVER):
             found = meet(half, probe, state, low, upto if fresh or low == above else above)
@@ -144,6 +143,17 @@ class Kernel:
                 break
         due: Mask = keep & (moments == now)
         return due
+
+    def _next(self, held: tuple[int, ...]) -> tuple[HalfJoin, bool]:
+        """The half join that composites of the inputs `held` go through next, and whether it is the last."""
+        ways = self._ways.get(held)
+        if ways is None:
+            rest = (i for i in range(len(self.ground.states)) if i not in held)
+            ways = self._ways[held] = [self._half_join(held, to) for to in rest]
+        if len(ways) == 1:
+            return ways[0], True
+        to = self.paths.choose([(way.to, way.name) for way in ways], first=len(held) == 1)
+        return next(way for way in ways if way.to == to), False
 
     def _half_join(self, held: tuple[int, ...], to: int) -> HalfJoin:
         key = (tuple(sorted(held)), to)

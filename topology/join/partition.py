@@ -44,6 +44,7 @@ from topology.state.window_state import (
     SegmentStore,
     StateName,
     WindowState,
+    least,
 )
 
 Stores = Callable[[StateName], SegmentStore]
@@ -304,7 +305,7 @@ class Partition:
 
     def _insert(self, side: int, run: Run, epoch: int) -> None:
         horizon = self.horizon(side)
-        if int(run.ends.min()) < horizon:  # no later row of another input can meet these
+        if least(run.ends) < horizon:  # no later row of another input can meet these
             run = run.take(np.flatnonzero(run.ends >= horizon))
         self.states[side].insert(run, epoch)
 

@@ -15,6 +15,7 @@ that ends less than one slice before the horizon. Cost of a step does not grow w
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -44,7 +45,7 @@ class Run:
     def of(rows: Rows, windows_ms: Mapping[str, int], *, presorted: bool = False) -> "Run":
         hashes = rows[HASH]
         assert isinstance(hashes, np.ndarray)
-        if not presorted:
+        if not presorted and len(rows) > 1:
             rows = rows.take(np.argsort(hashes, kind="stable"))
             hashes = rows[HASH]
         starts, ends = validity(rows, windows_ms)
@@ -125,7 +126,7 @@ class WindowState:
     slices_per_window: int = SLICES_PER_WINDOW
     oldest: int = 0  # epoch that is alive
 
-    @property
+    @cached_property
     def slice_ms(self) -> int:
         return max(1, min(self.windows_ms.values()) // self.slices_per_window)
 
@@ -140,8 +141,7 @@ class WindowState:
         """Add rows of one epoch."""
         if len(run) == 0:
             return
-        slice_of = run.ends // self.slice_ms
-        low, high = int(slice_of.min()), int(slice_of.max())
+        low, high = least(run.ends) // self.slice_ms, most(run.ends) // self.slice_ms
         if high > self.newest:
             self.newest = high
             self._settle()
@@ -168,7 +168,8 @@ class WindowState:
         """Young rows become one segment without what has ended, if the horizon has entered another slice since; few as
         they are, that costs less than to cut them."""
         segments = self.slices[YOUNG]
-        if not any(segment.min_end // self.slice_ms < horizon // self.slice_ms for segment in segments):
+        bound = horizon - horizon % self.slice_ms  # the first end that falls into the horizon's slice
+        if all(segment.min_end >= bound for segment in segments):
             return 0
         left, dropped = [], 0
         for epoch, some in self._by_epoch(self.slices.pop(YOUNG)):
@@ -226,10 +227,10 @@ class WindowState:
             slice=slice,
             rows=len(run),
             bytes=run.rows.nbytes,
-            min_start=int(run.starts.min()),
-            max_end=int(run.ends.max()),
-            max_start=int(run.starts.max()),
-            min_end=int(run.ends.min()),
+            min_start=least(run.starts),
+            max_end=most(run.ends),
+            max_start=most(run.starts),
+            min_end=least(run.ends),
             epoch=epoch,
         )
         self.next_id += 1
@@ -297,6 +298,9 @@ def matches(probe: Run, stored: Run) -> Iterator[tuple[I64, I64]]:
     """
     if len(stored) == 0 or len(probe) == 0:
         return
+    if len(probe) == 1:
+        yield from _matches_of_one(probe, stored)
+        return
     low = np.searchsorted(stored.hashes, probe.hashes, "left")
     hit = np.flatnonzero(stored.hashes[np.minimum(low, len(stored) - 1)] == probe.hashes)
     if hit.size == 0:
@@ -316,6 +320,29 @@ def matches(probe: Run, stored: Run) -> Iterator[tuple[I64, I64]]:
         if i.size:
             yield i, j
         begin = stop
+
+
+def _matches_of_one(probe: Run, stored: Run) -> Iterator[tuple[I64, I64]]:
+    """The same for a probe of one row: most small steps are made of these."""
+    low = int(stored.hashes.searchsorted(probe.hashes[0]))
+    if low == len(stored) or stored.hashes[low] != probe.hashes[0]:
+        return
+    high = int(stored.hashes.searchsorted(probe.hashes[0], "right"))
+    for begin in range(low, high, PAIRS_AT_ONCE):
+        end = min(high, begin + PAIRS_AT_ONCE)
+        meets = (stored.starts[begin:end] <= probe.ends[0]) & (stored.ends[begin:end] >= probe.starts[0])
+        j = np.flatnonzero(meets)
+        if j.size:
+            yield np.zeros(j.size, np.int64), j + begin
+
+
+def least(values: I64) -> int:
+    """The least of some; of one, without asking numpy, which takes as long for one as for thousands."""
+    return int(values[0]) if len(values) == 1 else int(values.min())
+
+
+def most(values: I64) -> int:
+    return int(values[0]) if len(values) == 1 else int(values.max())
 
 
 def stretches(first: I64, counts: I64) -> I64:

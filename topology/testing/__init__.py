@@ -1,0 +1,4 @@
+"""A whole mesh in one process, every channel under the test's hand.
+
+Knows all rooms.
+"""

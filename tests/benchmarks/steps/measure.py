@@ -7,7 +7,7 @@ for some modules, so they are looked up by a list of names.
 Invariant: a measured step does what a service does for such a record, but for disk and network.
 """
 
-import importlib
+import importlib.util
 import json
 import random
 import statistics
@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.block import Block, Header, decode_block, encode_block
+import schemas.block as wire
+from schemas.block import Block, decode_block, encode_block
 from schemas.mesh import FieldType, Mesh, Stream
 from schemas.rows import Rows
 
@@ -54,8 +55,37 @@ def plan_of(count: int) -> Any:
     return ours("build_plan", "plan.plan", "plan")(query, shape)
 
 
-def open_node(plan: Any, node: str, **settings: Any) -> Any:
-    return ours("open_node", "join.mjoin", "join.node", "mjoin")(plan, node, 0, 1, **settings)
+def is_here(*modules: str) -> bool:
+    """Whether the checkout has one of these modules."""
+    return any(importlib.util.find_spec(f"topology.{module}") is not None for module in modules)
+
+
+NOW = importlib.util.find_spec("topology.join") is not None and is_here("join.kernel")
+
+
+def open_node(plan: Any, node: str, feedback: bool = False) -> Any:
+    if not NOW:
+        return ours("open_node", "join.mjoin", "mjoin")(plan, node, 0, 1, feedback=feedback)
+    settings = ours("Settings", "join.settings")(feedback="on" if feedback else "off")
+    return ours("Partition", "join.partition")(plan, node, 0, 1, settings=settings)
+
+
+def composites(sequence: int) -> Any:
+    """The header of rows that j1 made."""
+    if NOW:
+        return wire.Composites(1, "j1", 0, 1, 1, sequence, START_MS)
+    return wire.Header("rows", "j1", 0, 1, 1, sequence, 1, 0, START_MS)  # type: ignore[call-arg]
+
+
+def suspended(sequence: int, hashes: Any, side: int) -> bytes:
+    """A block of j2 that suspends values of the first shape at j1."""
+    if NOW:
+        entries = ours("entries_of", "restraint.tables")(hashes)
+        rows = ours("pack", "restraint.suspension.wire")([(0, entries)])
+        return encode_block(Block(wire.Suspend(1, "j2", 0, 1, 1, sequence, START_MS), rows))
+    entries = ours("entries_of", "state.lookup", "subtuples")(hashes)
+    rows = ours("pack", "state.lookup", "subtuples")([(0, entries)], 0)
+    return encode_block(Block(wire.Header("suspend", "j2", 0, 1, 1, sequence, 1, side, START_MS), rows))  # type: ignore[call-arg]
 
 
 def encoded(sends: list[Any]) -> list[bytes]:
@@ -65,7 +95,8 @@ def encoded(sends: list[Any]) -> list[bytes]:
 
 def written(effects: Any) -> int:
     """Bytes of segments and tables that a step wants stored."""
-    return sum(run.rows.nbytes for _, _, run in effects.puts) + sum(len(data) for data in effects.tables.values())
+    tables = sum(len(data or b"") for data in effects.tables.values())
+    return sum(run.rows.nbytes for _, _, run in effects.puts) + tables
 
 
 def event(number: int, x: int) -> bytes:
@@ -78,7 +109,8 @@ class Source:
     def __init__(self, plan: Any, stream: str) -> None:
         self.reader = ours("StreamReader", "ingest.reading", "ingest")(streams()[stream], 1)
         self.reader.readings = {0: ours("Reading", "ingest.reading", "ingest")(0)}
-        routers = ours("routers_of", "ingest.reading", "ingest")(plan, 1, 1, 1, False)
+        routers_of = ours("routers_of", "ingest.routing", "ingest.reading", "ingest")
+        routers = routers_of(plan, 1, 1, False) if NOW else routers_of(plan, 1, 1, 1, False)
         self.router = next(r for r in routers if r.source.stream == stream)
         self.router.assign(0, 0)
         self.offset = 0
@@ -153,8 +185,7 @@ def sink_step() -> Iterator[Step]:
         rows: dict[str, Any] = {f"{mark}{alias}": ids + START_MS for alias in "ab" for mark in "#@"}
         for column, name in columns.items():
             rows[column] = texts(len(ids)) if FIELDS[name] is FieldType.STRING else ids
-        header = Header("rows", "j1", 0, 1, 1, sequence, 1, 0, START_MS)
-        message = SimMessage(place, sequence, Record(encode_block(Block(header, Rows(rows)))))
+        message = SimMessage(place, sequence, Record(encode_block(Block(composites(sequence), Rows(rows)))))
 
         def step(message: Any = message) -> int:
             before = made
@@ -184,11 +215,7 @@ def suspended_step(count: int) -> Callable[[], Iterator[Step]]:
             nonlocal sequence
             sequence += 1
             hashes = np.unique(rng.integers(0, 2**64 - 1, values, dtype=np.uint64))
-            rows = ours("pack", "state.lookup", "message.subtuples", "restraint.suspension.lookup", "subtuples")(
-                [(0, ours("entries_of", "state.lookup", "restraint.suspension.lookup", "subtuples")(hashes))], 0
-            )
-            header = Header("suspend", "j2", 0, 1, 1, sequence, 1, plan.node("j1").target_side, START_MS)
-            return encode_block(Block(header, rows))
+            return suspended(sequence, hashes, plan.node("j1").target_side)
 
         for begin in range(0, count, 50_000):
             node.step(offset, decode_block(suspend(min(50_000, count - begin))))
