@@ -11,9 +11,10 @@ import argparse
 import random
 import time
 
+from topology.join.mjoin import MultiJoin
+
 from schemas.block import decode_block
 from schemas.mesh import FieldType, Routing, Stream
-from topology.join.mjoin import MultiJoin
 from topology.plan.plan import Tree, build_plan, tree_text
 from topology.query.cql import parse_query
 from topology.testing.driver import TopologyDriver

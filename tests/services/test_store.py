@@ -6,15 +6,17 @@ import pytest
 
 from schemas.errors import StateError
 from schemas.rows import Rows
-from services.runtime.store import Cache, NodeStore, SideStore
+from services.runtime.store import Cache, NodeStore
 from services.simulation.processes import Disk
-from topology.join.partition import Effects, Memo
-from topology.restraint.suspension.memo import FeedbackMemo
+from topology.join.memo import Memo
+from topology.message.effects import Effects
+from topology.restraint.interface import Counts
 from topology.state.lookup import indexed, perhaps_present, shown_by
 from topology.state.window import HASH, part_id, part_time
-from topology.state.window_state import Run, WindowState
+from topology.state.window_state import Run, StateName, WindowState
 
 WINDOWS = {"a": 1_000}
+NAME = StateName(("a",), ("a.k",))
 
 
 class Noting(Disk):
@@ -33,7 +35,7 @@ def run(rows: int, first: int = 0) -> Run:
 
 def test_a_memo_comes_back_and_only_its_changes_are_written() -> None:
     disk = Noting(strict=False)
-    store, memo = NodeStore(disk, 0, Cache(), 1), Memo(feedback=FeedbackMemo())
+    store, memo = NodeStore(disk, 0, Cache(), 1), Memo()
     assert store.memo() is None
     memo.offsets["in"], memo.seen_offsets["a"] = 3, {0: 7}
     store.apply(Effects(), memo, [])
@@ -45,23 +47,23 @@ def test_a_memo_comes_back_and_only_its_changes_are_written() -> None:
     found = again.memo()
     assert msgspec.msgpack.encode(found) == msgspec.msgpack.encode(memo)
     assert found is not None
-    found.offsets["in"], found.rows_out = 5, 9
+    found.offsets["in"], found.counts.rows_out = 5, 9
     again.apply(Effects(), found, [])
-    assert sorted(disk.put) == [b"moffsets", b"mrows_out"]
+    assert sorted(disk.put) == [b"mcounts", b"moffsets"]
     assert NodeStore(disk, 0, Cache(), 3).memo() == found
 
 
 def test_a_field_that_is_new_has_its_default() -> None:
     disk = Noting(strict=False)
-    NodeStore(disk, 0, Cache(), 1).apply(Effects(), Memo(rows_out=2), [])
-    del disk.data[b"mepoch"], disk.data[b"mfeedback"]
+    NodeStore(disk, 0, Cache(), 1).apply(Effects(), Memo(counts=Counts(rows_out=2)), [])
+    del disk.data[b"mlive"], disk.data[b"mfeedback"]
     disk.data[b"mforgotten"] = b"\xc0"
-    assert NodeStore(disk, 0, Cache(), 2).memo() == Memo(rows_out=2)
+    assert NodeStore(disk, 0, Cache(), 2).memo() == Memo(counts=Counts(rows_out=2))
 
 
 def test_a_memo_of_an_earlier_version_is_refused() -> None:
     disk = Disk(strict=False, data={b"m": msgspec.msgpack.encode(Memo())})
-    with pytest.raises(StateError, match="earlier version"):
+    with pytest.raises(StateError, match="earlier joinmesh"):
         NodeStore(disk, 0, Cache(), 1).memo()
 
 
@@ -78,17 +80,17 @@ def test_a_piece_of_a_table_is_written_and_deleted() -> None:
 def test_the_cache_counts_what_lookups_add() -> None:
     cache = Cache(limit=1 << 30)
     store = NodeStore(Disk(strict=False), 0, cache, 1)
-    side: SideStore = store.side(0)
+    side = store.state(NAME)
     state = WindowState(WINDOWS, side, key=("a.k",))
     state.insert(run(1_000))
-    side.settle()
+    store.settle()
     bare = cache.used
     (segment,) = state.segments()
     found = side.get(segment.id)
     hashes, order = indexed(found, ("a.k",))
     shown = shown_by(found, ("a.k",))
     perhaps_present(state, ("a.k",), shown)
-    side.settle()
+    store.settle()
     blooms = found.indexes["bloom", "a.k"].nbytes
     assert cache.used == bare + hashes.nbytes + order.nbytes + shown.nbytes + blooms
     assert found.index_bytes == cache.used - bare
@@ -100,11 +102,11 @@ def test_indexes_push_runs_out_of_the_cache() -> None:
     one = run(1_000)
     cache = Cache(limit=5 * (one.rows.nbytes + 16 * len(one)))
     for k in range(4):
-        cache.put((0, 0, k), run(1_000, k))
+        cache.put((0, NAME, k), run(1_000, k))
     for k in range(4):
-        found = cache.get((0, 0, k))
+        found = cache.get((0, NAME, k))
         assert found is not None
         indexed(found, ("a.k",))
     cache.measure()
     assert cache.used <= cache.limit
-    assert [cache.get((0, 0, k)) is not None for k in range(4)] == [False, True, True, True]
+    assert [cache.get((0, NAME, k)) is not None for k in range(4)] == [False, True, True, True]

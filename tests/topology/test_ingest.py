@@ -11,7 +11,7 @@ from schemas.errors import StateError
 from schemas.mesh import FieldType, Stream
 from topology.ingest.reading import Reading, StreamReader
 from topology.ingest.routing import Router
-from topology.join.node import JoinNode
+from topology.join.partition import Partition
 from topology.plan.plan import Plan, build_plan
 from topology.query.cql import parse_query
 from topology.testing.driver import TopologyDriver
@@ -70,7 +70,7 @@ def test_positions_follow_one_another_and_cut_blocks_keep_the_old_time() -> None
         parse_query("q", "SELECT a.k, a.s FROM a [RANGE 1 SECOND], b [RANGE 1 SECOND] WHERE a.k = b.k", STREAMS),
         ("a", "b"),
     )
-    router = Router(big, big.routes[0], 1, 1, 1)
+    router = Router(big, big.routes[0], 1, 1)
     router.assign(0, 0)
     sends = router.send(reader.read(0, range(4000), values).rows, reader)
     assert len(sends) > 1
@@ -81,11 +81,11 @@ def test_positions_follow_one_another_and_cut_blocks_keep_the_old_time() -> None
 
 
 def test_rows_sent_again_in_other_blocks_are_dropped_by_source_offset() -> None:
-    node = JoinNode(plan(), "j1", 0, 1)
+    node = Partition(plan(), "j1", 0, 1)
     route = plan().routes[0]
     offset = 0
     for chunk in ([5, 5], [3, 4, 3]):  # the second life begins again from the start, in other batches
-        reader, router = StreamReader(STREAMS["a"], 1), Router(plan(), route, 1, 1, 1)
+        reader, router = StreamReader(STREAMS["a"], 1), Router(plan(), route, 1, 1)
         router.assign(0, 0)
         at = 0
         for size in chunk:
@@ -94,14 +94,14 @@ def test_rows_sent_again_in_other_blocks_are_dropped_by_source_offset() -> None:
             for send in router.send(read.rows, reader):
                 node.step(offset, send.block)
                 offset += 1
-    assert node.memo.rows_in == [10, 0]
+    assert node.memo.counts.rows_in == [10, 0]
     assert node.memo.rows_repeated == 10
     assert sum(segment.rows for segment in node.states[0].segments()) == 10
 
 
 def test_a_gap_stops_loudly() -> None:
-    node = JoinNode(plan(), "j1", 0, 1)
-    reader, router = StreamReader(STREAMS["a"], 1), Router(plan(), plan().routes[0], 1, 1, 1)
+    node = Partition(plan(), "j1", 0, 1)
+    reader, router = StreamReader(STREAMS["a"], 1), Router(plan(), plan().routes[0], 1, 1)
     router.assign(0, 0)
     (first,) = router.send(reader.read(0, [0], records(1000)).rows, reader)
     (lost,) = router.send(reader.read(0, [1], records(1001)).rows, reader)
@@ -118,16 +118,16 @@ def test_a_block_of_an_earlier_incarnation_is_refused_once_a_later_one_was_seen(
     )
     three = build_plan(parse_query("q", text, STREAMS), (("a", "b"), "c"))
     driver = TopologyDriver(three, STREAMS, partitions=1, source_partitions=1)
-    driver.nodes["j1", 0].incarnation = 5
+    driver.nodes["j1", 0].voice.incarnation = 5
     for name in ("a", "b"):
         driver.produce(name, 0, {"k": 1, "ts": 1000})
     while any(kind != "node" or key[0] == "j1" for kind, key in driver.ready()):
         driver.advance(next(a for a in driver.ready() if a[0] != "node" or a[1][0] == "j1"), 10)
-    receiver = JoinNode(three, "j2", 0, 1)
+    receiver = Partition(three, "j2", 0, 1)
     blocks = [decode_block(r) for r in driver.inputs["j2", 0].records]
     (block,) = [b for b in blocks if b.header.sender == "j1" and b.rows is not None]
     zombie = Block(msgspec.structs.replace(block.header, incarnation=4, sequence=block.header.sequence + 1), block.rows)
     receiver.step(0, block)
     receiver.step(1, zombie)
-    assert receiver.memo.rows_in[0] == 1
+    assert receiver.memo.counts.rows_in[0] == 1
     assert receiver.memo.blocks_fenced == 1

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from schemas.block import Block
+from schemas.block import Block, FromSource, SourceEnded
 from schemas.control import PlanPublished
 from schemas.errors import StateError
 from schemas.mesh import FieldType, Stream
@@ -107,9 +107,9 @@ class World:
         self.inputs: dict[Channel, list[Block]] = {}
         self.points: dict[tuple[str, Place, int], int] = {}  # (query, place, epoch) -> first offset, as committed
         self.epoch_of: dict[tuple[str, str, int, int], int] = {}  # (query, alias, partition, offset) -> epoch
-        self.routes: dict[tuple[str, int], set[tuple[str, str, int]]] = {}  # of each plan: alias, node, side
+        self.routes: dict[tuple[str, int], set[tuple[str, str]]] = {}  # of each plan: alias, node
         self.lives: list[Life] = []
-        self.incarnation, self.now = 0, 0.0
+        self.now = 0.0
 
     def draw(self, name: str) -> list[tuple[int, bytes]]:
         """Records with gaps between their offsets; some are late, broken or without a key."""
@@ -136,10 +136,9 @@ class World:
     # -- the shell
 
     def start(self) -> Life:
-        self.incarnation += 1
         behind = self.rng.random() < 0.3  # it has not heard of the newest plan yet
         known = {q: plans[:-1] if behind and len(plans) > 1 else list(plans) for q, plans in self.plans.items()}
-        core = Ingestion(STREAMS, self.partitions, known, self.counts, self.incarnation, self.settings)
+        core = Ingestion(STREAMS, self.partitions, known, self.counts, self.settings)
         life = Life(core, known)
         self.lives.append(life)
         return life
@@ -202,13 +201,13 @@ class World:
 
     def check(self, life: Life, channel: Channel, block: Block) -> None:
         query, header = channel[0], block.header
-        if announced(block) is not None or header.kind == "barrier" or block.rows is None:
+        if announced(block) is not None or isinstance(header, SourceEnded) or block.rows is None:
             return
         plan = next(p for m, p in self.plans[query] if m.epoch == header.epoch)
         if (query, header.epoch) not in self.routes:
-            routes = [router.route for router in routers_of(plan, 1, 1, 1, self.heralds)]
-            self.routes[query, header.epoch] = {(route.alias, route.node, route.side) for route in routes}
-        assert (header.sender, channel[1], header.side) in self.routes[query, header.epoch], "not of this plan"
+            routes = [router.route for router in routers_of(plan, 1, 1, self.heralds)]
+            self.routes[query, header.epoch] = {(route.alias, route.node) for route in routes}
+        assert (header.sender, channel[1]) in self.routes[query, header.epoch], "not of this plan"
         source = plan.query.source(header.sender)
         for row in block.rows.ints(part_id(header.sender)).tolist():
             partition, offset = row >> OFFSET_BITS, row & OFFSET_MASK
@@ -314,7 +313,7 @@ class World:
 
     def audit_channel(self, query: str, blocks: list[Block]) -> None:
         known, ended = {1}, set()
-        read: dict[tuple[str, int, int, int], int] = {}  # (alias, side, epoch, source partition) -> told up to
+        read: dict[tuple[str, int, int], int] = {}  # (alias, epoch, source partition) -> told up to
         for block in blocks:
             header = block.header
             if (published := announced(block)) is not None:
@@ -322,8 +321,9 @@ class World:
                 known.add(header.epoch)
                 continue
             assert header.epoch in known, "rows before their plan is announced"
+            assert isinstance(header, FromSource)
             for position in header.positions:
-                channel = (header.sender, header.side, header.epoch, position.partition)
+                channel = (header.sender, header.epoch, position.partition)
                 place = (STREAMS[self.plans[query][0][1].query.source(header.sender).stream].topic, position.partition)
                 before = read.get(channel, position.first)
                 assert position.first <= before, "a gap"
@@ -334,7 +334,7 @@ class World:
                 read[channel] = max(before, position.next)
                 end = self.points.get((query, place, header.epoch + 1))
                 assert end is None or position.next <= end, "told of offsets of another epoch"
-                if header.kind == "barrier":
+                if isinstance(header, SourceEnded):
                     ended.add(channel)
                     assert position.next == end
                     assert read[channel] == end, "a barrier before the last row"
@@ -342,15 +342,15 @@ class World:
 
     def audit_barriers(self, query: str, plan: Plan, later: int) -> None:
         """Every channel of the old plan got one for every source partition."""
-        for router in routers_of(plan, self.partitions, 1, 1, self.heralds):
+        for router in routers_of(plan, self.partitions, 1, self.heralds):
             route, stream = router.route, router.source.stream
             for target in range(self.partitions):
                 blocks = self.inputs.get((query, route.node, target), [])
                 told = {
                     position.partition
                     for b in blocks
-                    if b.header.kind == "barrier"
-                    and (b.header.sender, b.header.side, b.header.epoch) == (route.alias, route.side, later - 1)
+                    if isinstance(b.header, SourceEnded)
+                    and (b.header.sender, b.header.epoch) == (route.alias, later - 1)
                     for position in b.header.positions
                 }
                 assert told == set(range(self.counts[stream])), f"barriers of {route.alias} are missing in {route.node}"
@@ -434,7 +434,7 @@ def test_barriers_before_the_last_rows_are_caught(monkeypatch: pytest.MonkeyPatc
 
 
 def machine(plans: list[Published], offset: int = -1, metadata: str = "") -> Ingestion:
-    core = Ingestion(STREAMS, 2, {"q": plans}, {"a": 1, "b": 1, "c": 1}, 7)
+    core = Ingestion(STREAMS, 2, {"q": plans}, {"a": 1, "b": 1, "c": 1})
     places = [Stored("topic-a", 0, offset, metadata, 0, offset)]
     core.assigned([*places, *(Stored(f"topic-{n}", 0, -1, None, 0, 0) for n in "bc")], 0.0)
     return core
@@ -473,7 +473,7 @@ def test_a_change_is_announced_then_durable_then_barriers_then_rows() -> None:
     core = machine([old])
     feed(core, 0, 10)
     effects = core.change_plan(*new)
-    assert kinds(effects) == ["plan", "Flush", "Commit", "barrier"]
+    assert kinds(effects) == ["plan", "Flush", "Commit", "source-ended"]
     (commit,) = [effect for effect in effects if isinstance(effect, Commit)]
     assert commit.offsets[0][:3] == ("topic-a", 0, 10)
     assert msgspec.json.decode(commit.offsets[0][3], type=Reading).epochs == {"q": {1: 0, 2: 10}}
@@ -500,7 +500,7 @@ def test_a_commit_before_the_point_goes_by_the_old_plan_until_the_point() -> Non
     effects = feed(core, 10, 10)
     assert {(epoch, node) for node, _, epoch, _ in rows_sent(effects)} == {(1, "j1")}
     assert sorted(offset for *_, offset in rows_sent(effects)) == [10, 11, 12, 13, 14]
-    assert kinds(effects)[-1] == "barrier"
+    assert kinds(effects)[-1] == "source-ended"
     assert {(epoch, node) for node, _, epoch, _ in rows_sent(core.round(0.0))} == {(2, "j2")}
 
 

@@ -15,8 +15,7 @@ from schemas.rows import Rows
 from topology.ingest.reading import Reading, StreamReader
 from topology.ingest.routing import Router
 from topology.ingest.table import TableReader
-from topology.join.held import describe_state
-from topology.join.node import JoinNode
+from topology.join.partition import Partition
 from topology.plan.plan import Plan, build_plan, describe
 from topology.plan.planner import Statistics, choose_tree
 from topology.query.cql import parse_query
@@ -158,13 +157,13 @@ def test_broken_records_keep_their_place_among_deletions() -> None:
 
 
 def blocks(reader: StreamReader, alias: str, rows: Rows) -> list[Block]:
-    router = Router(plan(), next(r for r in plan().routes if r.alias == alias), 1, 1, 1)
+    router = Router(plan(), next(r for r in plan().routes if r.alias == alias), 1, 1)
     router.assign(0, 0)
     return [send.block for send in router.send(rows, reader)]
 
 
 def test_once_the_table_is_complete_the_stream_is_not_stored() -> None:
-    node, table = JoinNode(plan(), "j1", 0, 1), reader_of(USERS, 3)
+    node, table = Partition(plan(), "j1", 0, 1), reader_of(USERS, 3)
     stream = StreamReader(ORDERS, 1)
     early = stream.read(0, [0], [row(id=1, ts=1000)]).rows
     table.read(0, range(2), [row(id=1, name="old"), row(id=1, name="a")])
@@ -174,16 +173,16 @@ def test_once_the_table_is_complete_the_stream_is_not_stored() -> None:
     (made,) = node.step(1, told).sends
     assert made.block.rows is not None
     assert made.block.rows["u.name"].to_pylist() == ["a"]
-    assert [side["rows"] for side in describe_state(node)] == [0, 1]
-    assert describe_state(node)[1]["window_ms"] == -1
+    assert [side["rows"] for side in node.describe()] == [0, 1]
+    assert node.describe()[1]["window_ms"] == -1
     later = stream.read(0, [1], [row(id=1, ts=9_000_000)]).rows
     assert node.step(2, blocks(stream, "o", later)[0]).sends
-    assert [side["rows"] for side in describe_state(node)] == [0, 1]
-    assert node.is_static == (False, True)
+    assert [side["rows"] for side in node.describe()] == [0, 1]
+    assert node.ground.is_static == (False, True)
 
 
 def test_a_table_row_with_a_time_and_an_event_without_one_are_refused() -> None:
-    node, table, stream = JoinNode(plan(), "j1", 0, 1), reader_of(USERS, 1), StreamReader(ORDERS, 1)
+    node, table, stream = Partition(plan(), "j1", 0, 1), reader_of(USERS, 1), StreamReader(ORDERS, 1)
     table.read(0, [0], [row(id=1)])
     (block,) = blocks(table, "u", table.load(0))
     (event,) = blocks(stream, "o", stream.read(0, [0], [row(id=1, ts=1000)]).rows)
@@ -208,8 +207,8 @@ def test_a_join_of_tables_holds_nothing_once_both_are_complete() -> None:
     driver.produce("names", 0, row(name="a", n=1))
     driver.produce("orders", 0, row(id=2, name="x", ts=1000))
     driver.run(lambda n: n - 1)
-    assert [side["rows"] for side in describe_state(driver.nodes["j1", 0])] == [0, 0]
-    assert [side["rows"] for side in describe_state(driver.nodes["j2", 0])] == [2, 0]
+    assert [side["rows"] for side in driver.nodes["j1", 0].describe()] == [0, 0]
+    assert [side["rows"] for side in driver.nodes["j2", 0].describe()] == [2, 0]
     assert [(key, time) for key, _, time in driver.results] == [("users:0:1|names:0:0|orders:0:0", 1000)]
 
 

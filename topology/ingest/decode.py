@@ -18,16 +18,9 @@ import pyarrow as pa
 
 from schemas.mesh import FieldType, Stream
 from schemas.rows import Column, Rows, as_column
+from topology.state.types import ARROW_TYPES, MAX_TIME_MS, MIN_TIME_MS
 
 MAX_EVENT_BYTES = 1_048_576
-MIN_TIME_MS, MAX_TIME_MS = 1, 253_402_300_799_999  # 1970-01-01T00:00:00.001Z to 9999-12-31T23:59:59.999Z
-ARROW_TYPES: dict[FieldType, pa.DataType] = {
-    FieldType.INT64: pa.int64(),
-    FieldType.TIMESTAMP: pa.int64(),
-    FieldType.FLOAT64: pa.float64(),
-    FieldType.BOOL: pa.bool_(),
-    FieldType.STRING: pa.large_utf8(),
-}
 _NUMPY_TYPES: dict[FieldType, Any] = {
     FieldType.INT64: np.int64,
     FieldType.TIMESTAMP: np.int64,

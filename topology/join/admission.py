@@ -28,12 +28,11 @@ from schemas.block import (
     Suspend,
 )
 from schemas.errors import BlockError
-from schemas.mesh import FieldType
 from schemas.rows import I64, Column, Rows
-from topology.ingest.decode import ARROW_TYPES, MAX_TIME_MS, MIN_TIME_MS
 from topology.plan.heralds import Herald, part_hash
 from topology.plan.plan import Input, Plan
 from topology.state.hashing import combine, hash_key
+from topology.state.types import ARROW_TYPES, MAX_TIME_MS, MIN_TIME_MS
 from topology.state.window import ALWAYS_MS, COMPLETE, HASH, OFFSET_BITS, OFFSET_MASK, part_id, part_time
 from topology.state.window_state import least, most
 
@@ -203,6 +202,3 @@ def _type(column: Column) -> pa.DataType:
     if not isinstance(column, np.ndarray):
         return pa.large_utf8() if column.type == pa.utf8() else column.type
     return pa.from_numpy_dtype(column.dtype)
-
-
-assert set(ARROW_TYPES) == set(FieldType)

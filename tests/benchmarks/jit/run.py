@@ -17,10 +17,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from topology.join.node import JoinNode
 
 from schemas.block import decode_block, encode_block
 from schemas.rows import Rows
-from topology.join.node import JoinNode
 from topology.plan.plan import Plan
 from topology.plan.shapes import Shape, shapes_of
 from topology.restraint.suspension.border import OF_PRODUCER

@@ -77,15 +77,16 @@ def composites(sequence: int) -> Any:
     return wire.Header("rows", "j1", 0, 1, 1, sequence, 1, 0, START_MS)  # type: ignore[call-arg]
 
 
-def suspended(sequence: int, hashes: Any, side: int) -> bytes:
-    """A block of j2 that suspends values of the first shape at j1."""
+def word(sequence: int, hashes: Any, side: int, ticket: int = 0) -> bytes:
+    """A block of j2 that suspends values of the first shape at j1, or resumes them under a ticket."""
     if NOW:
-        entries = ours("entries_of", "restraint.tables")(hashes)
-        rows = ours("pack", "restraint.suspension.wire")([(0, entries)])
-        return encode_block(Block(wire.Suspend(1, "j2", 0, 1, 1, sequence, START_MS), rows))
+        rows = ours("pack", "restraint.suspension.wire")([(0, ours("entries_of", "restraint.tables")(hashes))])
+        given = (1, "j2", 0, 1, 1, sequence, START_MS)
+        return encode_block(Block(wire.Resume(*given, ticket) if ticket else wire.Suspend(*given), rows))
     entries = ours("entries_of", "state.lookup", "subtuples")(hashes)
-    rows = ours("pack", "state.lookup", "subtuples")([(0, entries)], 0)
-    return encode_block(Block(wire.Header("suspend", "j2", 0, 1, 1, sequence, 1, side, START_MS), rows))  # type: ignore[call-arg]
+    rows = ours("pack", "state.lookup", "subtuples")([(0, entries)], ticket)
+    kind = "resume" if ticket else "suspend"
+    return encode_block(Block(wire.Header(kind, "j2", 0, 1, 1, sequence, 1, side, START_MS), rows))  # type: ignore[call-arg]
 
 
 def encoded(sends: list[Any]) -> list[bytes]:
@@ -202,8 +203,8 @@ def texts(count: int) -> Any:
 
 
 def suspended_step(count: int) -> Callable[[], Iterator[Step]]:
-    """A block of a few rows, then one that suspends a few values more, at a node of whose values `count` are
-    suspended."""
+    """A block of a few rows, one that suspends a few values more, and one that resumes these, at a node of whose values
+    `count` are suspended."""
 
     def steps() -> Iterator[Step]:
         plan = plan_of(3)
@@ -211,28 +212,31 @@ def suspended_step(count: int) -> Callable[[], Iterator[Step]]:
         rng = np.random.default_rng(1)
         offset = 0
 
-        def suspend(values: int) -> bytes:
+        def say(hashes: Any, ticket: int = 0) -> bytes:
             nonlocal sequence
             sequence += 1
-            hashes = np.unique(rng.integers(0, 2**64 - 1, values, dtype=np.uint64))
-            return suspended(sequence, hashes, plan.node("j1").target_side)
+            return word(sequence, hashes, plan.node("j1").target_side, ticket)
+
+        def values(many: int) -> Any:
+            return np.unique(rng.integers(0, 2**64 - 1, many, dtype=np.uint64))
 
         for begin in range(0, count, 50_000):
-            node.step(offset, decode_block(suspend(min(50_000, count - begin))))
+            node.step(offset, decode_block(say(values(min(50_000, count - begin)))))
             offset += 1
         while True:
             (rows,) = a.blocks([event(number + k, number + k) for k in range(3)])
-            word = suspend(3)
+            few = values(3)
+            blocks = (rows, say(few), say(few, ticket=offset + 1))
 
-            def step(rows: bytes = rows, word: bytes = word, offset: int = offset) -> int:
+            def step(blocks: tuple[bytes, ...] = blocks, offset: int = offset) -> int:
                 size = 0
-                for at, data in enumerate((rows, word)):
+                for at, data in enumerate(blocks):
                     effects = node.step(offset + at, decode_block(data))
                     size += written(effects) + len(b"".join(encoded(effects.sends)))
                 return size
 
             yield step
-            number, offset = number + 3, offset + 2
+            number, offset = number + 3, offset + len(blocks)
 
     return steps
 
