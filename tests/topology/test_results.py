@@ -25,7 +25,7 @@ FIELDS = {
 }
 ARROW = {"k": pa.int64(), "s": pa.large_utf8(), "f": pa.float64(), "b": pa.bool_(), "ts": pa.int64()}
 STREAMS = {n: Stream(n, n, FIELDS, "ts", lateness_ms=20) for n in ("r0", "r1")}
-PLAIN = ["x.k AS k", "y.s AS s", "x.f AS f", "y.b AS b", "x.ts AS t", "y.f AS g", "x.s AS text", "y.k AS \"ké\""]
+PLAIN = ["x.k AS k", "y.s AS s", "x.f AS f", "y.b AS b", "x.ts AS t", "y.f AS g", "x.s AS text", 'y.k AS "ké"']
 CONSTANT = ["7 AS seven", "'it''s \"so\"' AS quoted", "2.5 AS half", "1e20 AS large"]
 COMPUTED = ["x.f / y.f AS ratio", "x.k + y.k AS total", "x.s || y.s AS both", "x.f * 1e9 AS f9", "x.k = 1 AS one"]
 COMPUTED += ["COALESCE(y.s, '?') AS s2", "3 + 4 AS sum", "-x.f AS minus"]
