@@ -164,6 +164,8 @@ class Ingest:
     def _hand_over(self, messages: list[Message]) -> None:
         runs: dict[Place, Fetched] = {}
         ends: dict[Place, int] = {}
+        last, run = None, Fetched()
+        offsets, values = run.offsets, run.values
         for message in messages:
             place: Any = (message.topic(), message.partition())
             offset: Any = message.offset()
@@ -173,12 +175,12 @@ class Ingest:
                 else:
                     _fetch_error(message, error)
                 continue
-            run = runs.get(place)
-            if run is None:
-                run = runs[place] = Fetched()
+            if place != last:  # they come in runs of one partition
+                last, run = place, runs.setdefault(place, Fetched())
+                offsets, values = run.offsets, run.values
             value = message.value()
-            run.offsets.append(offset)
-            run.values.append(value)
+            offsets.append(offset)
+            values.append(value)
             if value is None:
                 run.keys[offset] = message.key()
         self._do(self.core.fetched(runs, ends))
