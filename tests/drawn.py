@@ -7,11 +7,15 @@ Invariant: draws come from the caller's `choice` alone, so a seed replays.
 from collections import Counter
 from collections.abc import Mapping
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from topology.join.partition import Partition
+from topology.restraint.interface import Restraint
 from topology.testing.driver import TopologyDriver
+
+Kind = TypeVar("Kind", bound=Restraint)
 
 
 def work(driver: TopologyDriver, choice: Random, patience: float, most: int, to_the_end: bool) -> None:
@@ -30,6 +34,11 @@ def let_all_go(driver: TopologyDriver, choice: Random, most: int, ticks: int) ->
     for _ in range(ticks):
         driver.tick()
         work(driver, choice, 0, most, to_the_end=True)
+
+
+def restraint_of(node: Partition, kind: type[Kind]) -> Kind | None:
+    """The node's restraint of a kind, if it has one."""
+    return next((restraint for restraint in node.restraints if isinstance(restraint, kind)), None)
 
 
 def check_results(driver: TopologyDriver, wanted: Mapping[str, Any], where: str) -> int:

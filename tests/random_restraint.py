@@ -1,18 +1,19 @@
 """A restraint that holds any pairs and lets go at any moments: it tests the rule itself.
 
 Moments fall into stretches. In every fourth nothing is held; in the others, chance decides which rows of each input may
-not probe or be met, and which pairs may not be made. Chance is a function of ids and stretch, so a node that starts again
-decides the same.
+not probe or be met, and which pairs may not be made. Chance is a function of ids and stretch, so a node that starts
+again decides the same.
 
 Invariant: while anything may be held, the clock and the purge stand where they stood when nothing was.
 """
 
+import random
 from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 
 from schemas.rows import I64, U64, Mask, Rows
-from topology.restraint.interface import FOREVER, FreeFrom, Freed, Ground, Restraint
+from topology.restraint.interface import FOREVER, Freed, FreeFrom, Ground, Restraint
 from topology.state.hashing import combine, hash_key, shape_hash
 from topology.state.lookup import shown_by
 from topology.state.pairs import Pairs
@@ -20,6 +21,20 @@ from topology.state.window import part_id
 from topology.state.window_state import Run, merge_runs
 
 STRETCHES = 4
+
+
+class Drawn:
+    """Makes one for each node partition of a case, and again when it starts again; remembers them."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(f"{seed} restraint")
+        self.seed, self.length = rng.randrange(1 << 30), rng.choice([1, 2, 3, 7])
+        self.rows, self.pairs = rng.choice([(0.0, 0.5), (0.3, 0.0), (0.3, 0.3), (0.05, 0.8)])
+        self.made: list[RandomRestraint] = []
+
+    def __call__(self, ground: Ground) -> Sequence[Restraint]:
+        self.made.append(RandomRestraint(ground, self.seed, self.length, self.rows, self.pairs))
+        return [self.made[-1]]
 
 
 class RandomRestraint(Restraint):
@@ -108,23 +123,3 @@ class RandomRestraint(Restraint):
     def restore(self, stored: Mapping[str, bytes]) -> None:
         if "random" in stored:
             self.stood = self._written = int(stored["random"])
-
-
-def drawn_restraints(seed: int) -> "Drawn":
-    return Drawn(seed)
-
-
-class Drawn:
-    """Makes one for each node partition of a case; remembers them."""
-
-    def __init__(self, seed: int) -> None:
-        import random
-
-        rng = random.Random(f"{seed} restraint")
-        self.seed, self.length = rng.randrange(1 << 30), rng.choice([1, 2, 3, 7])
-        self.rows, self.pairs = rng.choice([(0.0, 0.5), (0.3, 0.0), (0.3, 0.3), (0.05, 0.8)])
-        self.made: list[RandomRestraint] = []
-
-    def __call__(self, ground: Ground) -> Sequence[Restraint]:
-        self.made.append(RandomRestraint(ground, self.seed, self.length, self.rows, self.pairs))
-        return [self.made[-1]]

@@ -262,7 +262,11 @@ class Sink:
                 self.epoch = self._newest()
             check_epoch(block.header, self.epoch)
             if isinstance(block.header, NodeEnded):
-                check_barrier(block, frozenset([self.admission.input.name]), self.mesh.partitions)
+                check_barrier(
+                    block,
+                    self.admission if block.header.node == self.admission.input.name else None,
+                    self.mesh.partitions,
+                )
             else:
                 self.admission.check(block)
             return block

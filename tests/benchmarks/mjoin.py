@@ -11,8 +11,6 @@ import argparse
 import random
 import time
 
-from topology.join.mjoin import MultiJoin
-
 from schemas.block import decode_block
 from schemas.mesh import FieldType, Routing, Stream
 from topology.plan.plan import Tree, build_plan, tree_text
@@ -66,13 +64,14 @@ def measure(
                 begun = time.process_time()
                 effects = node.step(offset, block)
                 seconds += time.process_time() - begun
-                written += sum(len(data or b"") for data in effects.tables.values())
+                written += sum(len(record) for record in effects.tables.values() if record is not None)
                 driver._deliver(effects.sends)
             log.read = len(log.records)
     made = sum(
-        node.paths.composites if isinstance(node, MultiJoin) else node.memo.rows_out for node in driver.nodes.values()
+        node.memo.counts.composites if node.node.is_flat else node.memo.counts.rows_out
+        for node in driver.nodes.values()
     )
-    results = driver.nodes[driver.plan.root.id, 0].memo.rows_out
+    results = driver.nodes[driver.plan.root.id, 0].memo.counts.rows_out
     return seconds, results, made if tree == FLAT else made - results, written
 
 

@@ -13,13 +13,16 @@ import pytest
 
 from schemas.block import decode_block
 from schemas.mesh import FieldType, Routing, Stream
-from topology.join.mjoin import MultiJoin
+from tests.drawn import restraint_of
+from topology.join.partition import Partition
 from topology.oracle.truth import Event, truth
 from topology.plan.plan import Tree, build_plan
 from topology.plan.shapes import shapes_of
 from topology.query.cql import parse_query
+from topology.restraint.hiding import Hiding
+from topology.restraint.suspension.suspension import Suspension
+from topology.restraint.suspension.wire import SHAPE, VALUE
 from topology.state.hashing import hash_key
-from topology.state.lookup import SHAPE, VALUE
 from topology.testing.driver import TopologyDriver
 
 
@@ -81,7 +84,7 @@ class Paper:
         return told
 
     def made(self, node: str) -> int:
-        return self.driver.nodes[node, 0].memo.rows_out
+        return self.driver.nodes[node, 0].memo.counts.rows_out
 
     def check(self) -> int:
         """The results are the truth; how many there are."""
@@ -242,7 +245,7 @@ def test_figure_9a_a_selection_never_sits_above_a_join() -> None:
         paper.arrive("B", i, x=1)
     paper.arrive("A", 3, x=1, y=100)
     paper.arrive("A", 3, x=1, y=201)
-    assert paper.driver.nodes["j1", 0].memo.rows_in == [1, 3]  # a1 is dropped before
+    assert paper.driver.nodes["j1", 0].memo.counts.rows_in == [1, 3]  # a1 is dropped before
     assert paper.stored("j1", 0) == 1
     assert paper.check() == 3
 
@@ -255,7 +258,7 @@ def test_figure_9a_a_selection_over_both_inputs_is_applied_where_they_meet() -> 
         paper.arrive("B", i, x=1, y=99 + i)
     paper.arrive("A", 3, x=1, y=100)
     assert paper.made("j1") == 1  # a1b3; a1b1 and a1b2 have 199 and 200
-    assert paper.driver.nodes["j2", 0].memo.rows_in == [1, 1]
+    assert paper.driver.nodes["j2", 0].memo.counts.rows_in == [1, 1]
     assert paper.messages("j1") == []
     assert paper.check() == 1
 
@@ -298,7 +301,7 @@ def test_figure_9b_the_producer_keeps_nothing_for_it_beyond_its_own_window() -> 
     """The paper deletes a1 at once. Ours holds it as long as without feedback, and a suspended value four windows
     longer than rows show it."""
     with_feedback, without = figure_nine_b(), figure_nine_b(feedback=False)
-    feedback = with_feedback.driver.nodes["j1", 0].feedback
+    feedback = restraint_of(with_feedback.driver.nodes["j1", 0], Suspension)
     assert feedback is not None
     most = 0
     for i in range(360):
@@ -334,7 +337,7 @@ def test_figure_9b_nothing_is_said_before_the_relation_is_there() -> None:
 
 def test_a_relation_in_the_producer_does_not_keep_suspended_values_for_ever() -> None:
     paper = Paper("A.y = R.y AND A.x = B.x", (("A", "R"), "B"), "xy", "AB", relation=[1, 2, 3])
-    feedback = paper.driver.nodes["j1", 0].feedback
+    feedback = restraint_of(paper.driver.nodes["j1", 0], Suspension)
     assert feedback is not None
     most = 0
     for i in range(400):
@@ -345,36 +348,35 @@ def test_a_relation_in_the_producer_does_not_keep_suspended_values_for_ever() ->
     assert paper.check() == 0
 
 
-def section_five(feedback: bool, routing: Routing = "fixed") -> tuple[Paper, MultiJoin]:
+def section_five(feedback: bool, routing: Routing = "fixed") -> tuple[Paper, Partition]:
     """Figure 2: a1 has gone its path, has met b1, and has found no c; there is another c that partners neither."""
     paper = Paper("A.x = B.x AND A.x = C.x AND A.y = C.y", ("A", "B", "C"), "xy", "ABC", feedback, routing=routing)
     paper.arrive("C", 0, x=1, y=7)
     paper.arrive("B", 0, x=1)
     paper.arrive("A", 1, x=1, y=100)
     node = paper.driver.nodes["j1", 0]
-    assert isinstance(node, MultiJoin)
+    assert node.node.is_flat
     return paper, node
 
 
-def hidden_in(node: MultiJoin, side: int) -> set[tuple[str, int]]:
-    assert node.hiding is not None
-    return {
-        (str(t.shape), int(h)) for pair in node.hiding.pairs if pair.side == side for t in pair.tables for h in t.active
-    }
+def hidden_in(node: Partition, side: int) -> set[tuple[str, int]]:
+    hiding = restraint_of(node, Hiding)
+    assert hiding is not None
+    return {(str(t.shape), int(h)) for pair in hiding.pairs if pair.side == side for t in pair.tables for h in t.active}
 
 
 def test_section_5_an_m_join_hides_what_has_no_partner_further_down_the_path() -> None:
     paper, node = section_five(feedback=True)
-    assert node.paths.composites == 1  # a1b1, which met no c
+    assert node.memo.counts.composites == 1  # a1b1, which met no c
     assert hidden_in(node, 0) == {sub_tuple("A.y", 100)}
     assert hidden_in(node, 1) == set()  # b1 has a partner by its own value
     paper.arrive("B", 2, x=1)
-    assert node.paths.composites == 1  # b2's path makes no a1b2
+    assert node.memo.counts.composites == 1  # b2's path makes no a1b2
     paper.arrive("A", 3, x=1, y=100)
-    assert node.paths.composites == 1  # nor does a2, of a1's value, set out
+    assert node.memo.counts.composites == 1  # nor does a2, of a1's value, set out
     paper.arrive("C", 4, x=1, y=100)
     assert hidden_in(node, 0) == set()
-    assert node.paths.composites == 1 + 2  # c2 meets a1 and a2 on its own path
+    assert node.memo.counts.composites == 1 + 2  # c2 meets a1 and a2 on its own path
     assert not paper.driver.backs["j1", 0].records  # nothing was asked for: c2's path made all there is
     assert paper.check() == 4
 
@@ -383,9 +385,9 @@ def test_section_5_without_feedback() -> None:
     paper, node = section_five(feedback=False)
     paper.arrive("B", 2, x=1)
     paper.arrive("A", 3, x=1, y=100)
-    assert node.paths.composites == 4  # a1b1, b2a1, a2b1, a2b2
+    assert node.memo.counts.composites == 4  # a1b1, b2a1, a2b1, a2b2
     paper.arrive("C", 4, x=1, y=100)
-    assert node.paths.composites == 4 + 2
+    assert node.memo.counts.composites == 4 + 2
     assert paper.check() == 4
 
 
@@ -393,9 +395,9 @@ def test_section_5_every_stem_of_an_eddy_is_consumer_and_producer() -> None:
     """Whichever way a1 took, S_A hides it; b2 makes nothing of it, wherever it goes first."""
     paper, node = section_five(feedback=True, routing="eddy")
     assert sub_tuple("A.y", 100) in hidden_in(node, 0)
-    before = node.paths.composites
+    before = node.memo.counts.composites
     paper.arrive("B", 2, x=1)
-    made = node.paths.composites - before
+    made = node.memo.counts.composites - before
     assert made <= 1  # b2c1 at most, never b2a1
     paper.arrive("C", 4, x=1, y=100)
     assert hidden_in(node, 0) == set()
@@ -405,11 +407,11 @@ def test_section_5_every_stem_of_an_eddy_is_consumer_and_producer() -> None:
 def test_section_5_an_empty_state_hides_everything() -> None:
     paper = Paper("A.x = B.x AND A.x = C.x", ("A", "B", "C"), "x", "ABC")
     node = paper.driver.nodes["j1", 0]
-    assert isinstance(node, MultiJoin)
+    assert node.node.is_flat
     for i in range(5):
         paper.arrive("A", i, x=i % 2)
         paper.arrive("B", i, x=i % 2)
-    assert node.paths.composites == 1  # b0a0 found S_C empty
+    assert node.memo.counts.composites == 1  # b0a0 found S_C empty
     assert EVERYTHING in hidden_in(node, 0) & hidden_in(node, 1)
     paper.arrive("C", 6, x=1)
     assert EVERYTHING not in hidden_in(node, 0) | hidden_in(node, 1)

@@ -6,11 +6,47 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from schemas.block import Block, Header, Position, decode_block, encode_block
-from schemas.errors import BlockError
+from schemas.block import (
+    Block,
+    Composites,
+    Events,
+    Header,
+    Heralds,
+    NodeEnded,
+    PlanChanged,
+    Poll,
+    Position,
+    Reached,
+    Release,
+    Resume,
+    ResumeDone,
+    SourceEnded,
+    Step,
+    Suspend,
+    decode_block,
+    decode_header,
+    encode_block,
+)
+from schemas.errors import BlockError, StateError
 from schemas.rows import Rows
 
-HEADER = Header("rows", "o", 0, 4, 1, 17, 1, 0, 5, (Position(0, 1, 2, 3), Position(3, 0, 9, -(2**62))))
+POSITIONS = (Position(0, 1, 2, 3), Position(3, 0, 9, -(2**62)))
+HEADER = Events(1, "o", 4, POSITIONS)
+NODE = (1, "j1", 2, 4, 1, 17)  # epoch, node, partition, partitions, incarnation, sequence
+HEADERS: list[Header] = [
+    HEADER,
+    Heralds(1, "o", 4, POSITIONS, 2, 99),
+    SourceEnded(1, "o", 4, POSITIONS),
+    PlanChanged(2, b"a plan"),
+    Composites(*NODE, 5, 3, (Step(16, 1), Step(17, 2))),
+    NodeEnded(*NODE),
+    Suspend(*NODE, 5),
+    Resume(*NODE, 5, 7),
+    Reached(*NODE, 5),
+    ResumeDone(*NODE, 7),
+    Release(*NODE),
+    Poll(*NODE),
+]
 ROWS = Rows(
     {
         "#o": np.array([1, 2, 3]),
@@ -27,12 +63,21 @@ def same(left: Rows, right: Rows) -> bool:
     )
 
 
-def test_round_trip() -> None:
-    back = decode_block(encode_block(Block(HEADER, ROWS)))
-    assert back.header == HEADER
+@pytest.mark.parametrize("header", HEADERS, ids=lambda header: header.kind)
+def test_round_trip(header: Header) -> None:
+    back = decode_block(encode_block(Block(header, ROWS)))
+    assert back.header == header
+    assert type(back.header) is type(header)
     assert back.rows is not None
     assert same(back.rows, ROWS)
-    assert decode_block(encode_block(Block(HEADER))).rows is None
+    assert decode_header(encode_block(Block(header, ROWS))) == header
+    assert decode_block(encode_block(Block(header))).rows is None
+    assert decode_block(encode_block(Block(header, ROWS)), lambda _: False).rows is None
+
+
+def test_every_kind_has_its_type() -> None:
+    assert len({header.kind for header in HEADERS}) == len(HEADERS) == 12
+    assert {header.sender for header in HEADERS} == {"o", "j1", "ingest"}
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
@@ -60,6 +105,17 @@ def test_a_version_of_tomorrow_says_what_to_do() -> None:
     bad[3] = 9
     with pytest.raises(BlockError, match="version 9 is not known here"):
         decode_block(bytes(bad))
+
+
+def test_a_whole_block_of_the_version_before_stops_the_service_and_says_what_to_do() -> None:
+    """It is whole, so nothing may set it aside."""
+    old = bytearray(encode_block(Block(HEADER)))
+    old[3] = 1
+    with pytest.raises(StateError, match=r"a block of version 1 came.* under a new mesh name"):
+        decode_block(bytes(old))
+    old[-1] ^= 1
+    with pytest.raises(BlockError, match="damaged"):
+        decode_block(bytes(old))
 
 
 def test_a_column_has_one_form_however_it_was_cut() -> None:

@@ -6,29 +6,33 @@ heralds exact is also broken on purpose: then some seed must fail.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 
-from schemas.block import Block, Header, Kind, Position, decode_block, encode_block
+from schemas.block import Block, FromNode, Heralds, Position, Reached, Resume, Suspend, decode_block, encode_block
 from schemas.errors import BlockError
 from schemas.mesh import FieldType, Stream
-from schemas.rows import Rows
-from tests.drawn import check_often, say
+from schemas.rows import Mask, Rows
+from tests.drawn import check_often, restraint_of, say
 from tests.topology.test_feedback_equals_oracle import case
-from topology.join.node import JoinNode
 from topology.join.partition import Partition
+from topology.join.settings import Settings
 from topology.oracle.truth import Event, truth
 from topology.plan.heralds import heralds_of, part_hash
 from topology.plan.plan import Tree, build_plan
 from topology.query.cql import parse_query
-from topology.restraint.heralding import heeding, heralding
-from topology.restraint.heralding.heeding import HeraldMemo
-from topology.restraint.heralding.heralding import Heralding, Told
+from topology.restraint.heralding.heeding import HeraldMemo, Weights
+from topology.restraint.heralding.heralding import Heard, Heralding
+from topology.restraint.interface import Freed, Ground
+from topology.state.hashing import combine
 from topology.state.meeting import ARRIVED, NEVER, first_met, meets
+from topology.state.pairs import Pairs
 from topology.state.window import HASH
 from topology.state.window_state import MemoryStore, Run, WindowState
 from topology.testing.driver import TopologyDriver
@@ -64,9 +68,17 @@ def everyone_is_first(patch: pytest.MonkeyPatch) -> None:
     """What an earlier herald has fitted is made again."""
     first = Heralding._first
 
-    def forgetful(self: Heralding, told: Told, run: Run) -> Iterator[Rows]:
-        with mock.patch.object(told, "has_for", lambda _, at: np.zeros(len(at), np.bool_)):
-            yield from first(self, told, run)
+    def forgetful(self: Heralding, heard: Heard, run: Run) -> Freed | None:
+        freed = first(self, heard, run)
+        wanted = None if freed is None else freed.wanted
+        if freed is None or wanted is None:
+            return freed
+
+        def again(pairs: Pairs) -> Mask:
+            with mock.patch.object(heard, "has_for", lambda _, at: np.zeros(len(at), np.bool_)):
+                return wanted(pairs)
+
+        return replace(freed, wanted=again)
 
     patch.setattr(Heralding, "_first", forgetful)
 
@@ -81,24 +93,24 @@ def let_be_at_once(patch: pytest.MonkeyPatch) -> None:
     """Composites from before a herald is let be wait for it for ever."""
     let_be = HeraldMemo.let_be
 
-    def forgets(self: HeraldMemo, now: int, latest: int) -> None:  # noqa: ARG001
-        let_be(self, now, -(2**62))
+    def forgets(self: HeraldMemo, w: Weights, now: int, latest: int) -> None:  # noqa: ARG001
+        let_be(self, w, now, -(2**62))
 
     patch.setattr(HeraldMemo, "let_be", forgets)
 
 
 def time_without_heralds(patch: pytest.MonkeyPatch) -> None:
     """The node's watermark runs ahead of what it is told."""
-    patch.setattr(Partition, "watermark", property(lambda self: min(self.memo.watermarks[: len(self.states)])))
+    patch.setattr(Ground, "watermark", property(lambda self: min(self.times[: len(self.states)])))
 
 
 def rows_go_early(patch: pytest.MonkeyPatch) -> None:
     """Rows are purged though a herald may still fit them."""
 
-    def reached(self: Partition, side: int) -> int:
-        return min(time for other, time in enumerate(self.memo.watermarks[: len(self.states)]) if other != side)
+    def reached(self: Ground, side: int) -> int:
+        return min(time for other, time in enumerate(self.times[: len(self.states)]) if other != side)
 
-    patch.setattr(Partition, "others_reached", reached)
+    patch.setattr(Ground, "others_reached", reached)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +138,14 @@ def test_a_broken_rule_is_noticed(
 class Told_:
     """A mesh of one partition; every event is worked off before the next."""
 
-    def __init__(self, where: str, tree: Tree, columns: str, names: str) -> None:
+    def __init__(self, where: str, tree: Tree, columns: str, names: str, weights: Weights | None = None) -> None:
         fields = {**dict.fromkeys(columns, FieldType.INT64), "ts": FieldType.TIMESTAMP}
         self.streams = {n: Stream(n, n, fields, "ts") for n in names}
         sources = ", ".join(f"{n} [RANGE 5 MINUTES]" for n in names)
         self.query = parse_query("q", f"SELECT {names[0]}.ts AS t FROM {sources} WHERE {where}", self.streams)
         self.plan = build_plan(self.query, tree)
-        self.driver = TopologyDriver(self.plan, self.streams, partitions=1, source_partitions=1, heralds=True)
+        settings = Settings(heralds=True, heeding=weights or Weights())
+        self.driver = TopologyDriver(self.plan, self.streams, partitions=1, source_partitions=1, settings=settings)
         self.columns, self.events = columns, list[Event]()
 
     def arrive(self, stream: str, ts: int, **values: int) -> None:
@@ -141,7 +154,7 @@ class Told_:
         self.driver.run(lambda n: n - 1)
 
     def made(self, node: str) -> int:
-        return self.driver.nodes[node, 0].memo.rows_out
+        return self.driver.nodes[node, 0].memo.counts.rows_out
 
     def check(self) -> int:
         found = {key: (value, at) for key, value, at in self.driver.results}
@@ -245,16 +258,18 @@ def test_meeting_equals_a_look_at_every_row() -> None:
         assert first_met(state, hashes, low, high).tolist() == [min(c, default=NEVER) for c in came]
 
 
-def herald_block(node: JoinNode, rows: dict[str, Any]) -> Block:
-    header = Header("rows", "C", 0, 1, 1, 0, 1, 2, 5_000, (Position(0, 0, 1, 5_000),))
+HERALD = Heralds(1, "C", 1, (Position(0, 0, 1, 5_000),), herald=0, latest=5_000)
+
+
+def herald_block(node: Partition, rows: dict[str, Any], header: Heralds = HERALD) -> Block:
     return decode_block(encode_block(Block(header, Rows(rows, 1))), node.reads)
 
 
 def test_a_herald_that_is_none_is_refused() -> None:
     mesh = Told_("A.x = B.x AND A.y = C.y AND B.z = C.z", (("A", "B"), "C"), "xyz", "ABC")
-    node = JoinNode(mesh.plan, "j1", 0, 1, heralds=True)
+    node = Partition(mesh.plan, "j1", 0, 1, settings=Settings(heralds=True))
     one, two = np.array([5], np.uint64), np.array([6], np.uint64)
-    whole = heralding.combine([one, two])
+    whole = combine([one, two])
     good = {"#C": np.array([0]), "@C": np.array([5_000]), HASH: whole, part_hash(0): one, part_hash(1): two}
     with pytest.raises(BlockError, match="not that of its parts"):
         node.step(0, herald_block(node, {**good, HASH: one}))
@@ -262,21 +277,24 @@ def test_a_herald_that_is_none_is_refused() -> None:
         node.step(0, herald_block(node, {name: column for name, column in good.items() if name != part_hash(1)}))
     with pytest.raises(BlockError, match="outside its positions"):
         node.step(0, herald_block(node, {**good, "#C": np.array([3])}))
+    with pytest.raises(BlockError, match="of herald 1, but C is herald 0 here"):
+        node.step(0, herald_block(node, good, msgspec.structs.replace(HERALD, herald=1)))
+    with pytest.raises(BlockError, match="out of range"):
+        node.step(0, herald_block(node, good, msgspec.structs.replace(HERALD, latest=2**60)))
     node.step(0, herald_block(node, good))
-    assert node.told[0].memo.rows == 1
+    assert node.heard[0].memo.rows == 1
 
 
 def test_a_sparse_stream_is_elected_and_one_that_always_fits_is_let_be() -> None:
     """Of two heralds the one that spares most is heeded, though the other comes first; a restart changes nothing."""
-    mesh = Told_("A.x = B.x AND A.y = C.y AND A.z = D.z", ((("A", "B"), "C"), "D"), "xyz", "ABCD")
+    weights = Weights(weighed_blocks=4, block_us=1, row_us=0.1, makes_us=1, samples_least=50)
+    mesh = Told_("A.x = B.x AND A.y = C.y AND A.z = D.z", ((("A", "B"), "C"), "D"), "xyz", "ABCD", weights)
     rng = np.random.default_rng(1)
-    with mock.patch.multiple(heeding, WEIGHED_BLOCKS=4, BLOCK_US=1, ROW_US=0.1, MAKES_US=1, SAMPLES_LEAST=50):
-        for i in range(900):
-            mesh.arrive("ABC"[i % 3], i, x=int(rng.integers(4)), y=int(rng.integers(2)), z=int(rng.integers(50)))
-            if i % 90 == 0:
-                mesh.arrive("D", i, z=int(rng.integers(50)))
+    for i in range(900):
+        mesh.arrive("ABC"[i % 3], i, x=int(rng.integers(4)), y=int(rng.integers(2)), z=int(rng.integers(50)))
+        if i % 90 == 0:
+            mesh.arrive("D", i, z=int(rng.integers(50)))
     memo = mesh.driver.nodes["j1", 0].memo.heralds
-    assert memo is not None
     assert [h.heeded for h in memo.each] == [False, True]
     assert memo.each[0].skipped > 50
     assert mesh.check() > 100
@@ -286,20 +304,21 @@ def test_a_sparse_stream_is_elected_and_one_that_always_fits_is_let_be() -> None
 def test_heralding_has_a_window_of_its_own_streams_only() -> None:
     mesh = Told_("A.x = B.x AND A.y = C.y", (("A", "B"), "C"), "xy", "ABC")
     node = mesh.driver.nodes["j1", 0]
-    assert isinstance(node.heralding, Heralding)
-    assert node.heralding.window == MINUTES_5
+    heralding = restraint_of(node, Heralding)
+    assert heralding is not None
+    assert heralding.window == MINUTES_5
 
 
-@pytest.mark.parametrize("kind", ["suspend", "resume", "watermark"])
-def test_what_an_m_join_says_of_its_third_input_is_not_taken_for_a_herald(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The producer of that input has two inputs of its own, so that 2 is its first herald's number; while that is let
+@pytest.mark.parametrize("kind", [Suspend, Resume, Reached])
+def test_what_an_m_join_says_of_its_third_input_is_not_taken_for_a_herald(kind: type[FromNode]) -> None:
+    """The producer of that input has two inputs of its own, so that 2 was its first herald's number; while that is let
     be, a resume was passed over (seed 95 of the M-Joins)."""
     mesh = Told_("A.x = B.x AND B.x = C.x AND C.x = D.x AND A.y = D.y", ("C", "D", ("A", "B")), "xy", "ABCD")
     node = next(n for n in mesh.plan.nodes if n.target != "out")
-    join = JoinNode(mesh.plan, node.id, 0, 1, heralds=True, feedback=True)
+    join = Partition(mesh.plan, node.id, 0, 1, settings=Settings(heralds=True, feedback="on"))
     assert node.target_side == len(join.states)
-    monkeypatch.setattr(Heralding, "reads", lambda *_: False)
-    assert not join.reads(Header("rows", "C", 0, 1, 1, 0, 1, 2, 5_000, (Position(0, 0, 1, 5_000),)))
-    assert join.reads(Header(kind, node.target, 0, 1, 1, 0, 1, node.target_side, 5_000))
+    for heard in join.heard:
+        heard.memo.collects = False
+    assert not join.reads(HERALD)
+    said = (5_000, 7) if kind is Resume else (5_000,)
+    assert join.reads(kind(1, node.target, 0, 1, 1, 0, *said))

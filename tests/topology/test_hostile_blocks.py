@@ -8,7 +8,6 @@ were, and the good ones give exactly what they give alone.
 
 import random
 import struct
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,28 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from schemas import topics
-from schemas.block import Block, Header, Position, Step, decode_block, encode_block
+from schemas.block import (
+    Block,
+    Composites,
+    Events,
+    FromNode,
+    FromSource,
+    Header,
+    Heralds,
+    NodeEnded,
+    PlanChanged,
+    Poll,
+    Position,
+    Reached,
+    Release,
+    Resume,
+    ResumeDone,
+    SourceEnded,
+    Step,
+    Suspend,
+    decode_block,
+    encode_block,
+)
 from schemas.control import PlanPublished, encode_control
 from schemas.errors import BlockError
 from schemas.mesh import FieldType, Mesh, Stream
@@ -33,8 +53,9 @@ from services.runtime.store import Cache, NodeStore
 from services.simulation.broker import Record, SimBroker, SimConsumer, SimMessage, SimSender, SimTransactionalProducer
 from services.simulation.processes import Disk
 from services.sink.loop import Sink
-from topology.join.node import JoinNode
-from topology.join.partition import Send
+from tests.sealed import parts, sealed
+from topology.join.partition import Partition
+from topology.message.effects import Send
 from topology.plan.plan import build_plan
 from topology.query.cql import parse_query
 from topology.results.results import SequenceFilter
@@ -60,6 +81,7 @@ MESH = Mesh("m", {"bootstrap.servers": "none"}, PARTITIONS, STREAMS, {"q": TEXT}
 PUBLISHED = PlanPublished(
     "q", 1, TEXT, "((x y) z)", plan_digest(MESH, PLAN), 0, dict.fromkeys(STREAMS, SOURCE_PARTITIONS)
 )
+HUGE = 2**62
 Remake = Callable[[random.Random, Block], Block | None]
 
 
@@ -106,7 +128,47 @@ def partition_of(good: Good, node: str) -> int:
 
 
 def header(**changes: Any) -> Remake:
-    return lambda _, block: Block(msgspec.structs.replace(block.header, **changes), block.rows)
+    """With these fields changed, where a block has them."""
+
+    def remake(_: random.Random, block: Block) -> Block | None:
+        if not all(hasattr(block.header, name) for name in changes):
+            return None
+        return Block(msgspec.structs.replace(block.header, **changes), block.rows)
+
+    return remake
+
+
+def sender(name: str) -> Remake:
+    def remake(_: random.Random, block: Block) -> Block:
+        field = "alias" if isinstance(block.header, FromSource) else "node"
+        return Block(msgspec.structs.replace(block.header, **{field: name}), block.rows)
+
+    return remake
+
+
+def of_kind(kind: type[Header], *said: Any) -> Remake:
+    """The same under another header, with these fields behind those that all of its sort have."""
+
+    def remake(_: random.Random, block: Block) -> Block | None:
+        header, rows = block.header, block.rows
+        if isinstance(header, kind) or (rows is None and issubclass(kind, SourceEnded | NodeEnded)):
+            return None  # it may be as good as the block was
+        first: tuple[Any, ...] = (header.epoch,)
+        if issubclass(kind, FromSource):
+            first += (header.sender, SOURCE_PARTITIONS, (Position(0, 0, 1, 5),))
+        elif issubclass(kind, FromNode):
+            first += (header.sender, 0, PARTITIONS, 1, 1 << 40)
+        return Block(kind(*first, *said), rows)
+
+    return remake
+
+
+def barrier_of_the_other_sort(_: random.Random, block: Block) -> Block:
+    """An input that is a stream is ended by ingest, one that is a join by that."""
+    epoch, name = block.header.epoch, block.header.sender
+    if isinstance(block.header, FromSource):
+        return Block(NodeEnded(epoch, name, 0, PARTITIONS, 1, 1 << 40))
+    return Block(SourceEnded(epoch, name, SOURCE_PARTITIONS, (Position(0, 0, 1, 5),)))
 
 
 def column(change: Callable[[random.Random, str, pa.Array], Any], names: Callable[[str], bool]) -> Remake:
@@ -202,7 +264,7 @@ def wrong_hash(_: random.Random, block: Block) -> Block | None:
 
 def positions(change: Callable[[Position], Position]) -> Remake:
     def remake(_: random.Random, block: Block) -> Block | None:
-        if not block.header.positions:
+        if not isinstance(block.header, FromSource):
             return None
         first, *rest = block.header.positions
         return Block(msgspec.structs.replace(block.header, positions=(change(first), *rest)), block.rows)
@@ -212,7 +274,7 @@ def positions(change: Callable[[Position], Position]) -> Remake:
 
 def outside_its_positions(_: random.Random, block: Block) -> Block | None:
     """A row that the block's positions do not speak of: it would escape the check for repeats."""
-    if not block.header.positions or block.rows is None or not len(block.rows):
+    if not isinstance(block.header, FromSource) or block.rows is None or not len(block.rows):
         return None
     name, position = "#" + block.header.sender, block.header.positions[0]
     ids = block.rows.ints(name).copy()
@@ -222,7 +284,7 @@ def outside_its_positions(_: random.Random, block: Block) -> Block | None:
 
 def row_twice(_: random.Random, block: Block) -> Block | None:
     """Of a source: its ids are the block's own, so it can be seen here."""
-    if not block.header.positions or block.rows is None or not len(block.rows):
+    if not isinstance(block.header, FromSource) or block.rows is None or not len(block.rows):
         return None
     return Block(block.header, block.rows.take(np.asarray([0, *range(len(block.rows))])))
 
@@ -231,20 +293,8 @@ def more_partitions(_: random.Random, block: Block) -> Block | None:
     """Of a node: it has as many as the mesh."""
     return (
         None
-        if block.header.positions
-        else Block(msgspec.structs.replace(block.header, sender_partitions=1_000), block.rows)
-    )
-
-
-def without_positions(_: random.Random, block: Block) -> Block | None:
-    return Block(msgspec.structs.replace(block.header, positions=()), block.rows) if block.header.positions else None
-
-
-def with_positions(_: random.Random, block: Block) -> Block | None:
-    return (
-        None
-        if block.header.positions
-        else Block(msgspec.structs.replace(block.header, positions=(Position(0, 0, 1, 5),)), block.rows)
+        if isinstance(block.header, FromSource)
+        else Block(msgspec.structs.replace(block.header, partitions=1_000), block.rows)
     )
 
 
@@ -252,28 +302,42 @@ def steps(change: Callable[[int, int], tuple[Step, ...]]) -> Remake:
     """With these steps, made from the block's sequence and number of rows."""
 
     def remake(_: random.Random, block: Block) -> Block | None:
+        if not isinstance(block.header, Composites):
+            return None
         count = 0 if block.rows is None else len(block.rows)
         return Block(msgspec.structs.replace(block.header, steps=change(block.header.sequence, count)), block.rows)
 
     return remake
 
 
-HUGE = 2**62
 REMAKES: dict[str, Remake] = {
-    "side 2": header(side=2),
-    "side -1": header(side=-1),
-    "unknown sender": header(sender="nobody"),
-    "empty sender": header(sender=""),
+    "unknown sender": sender("nobody"),
+    "empty sender": sender(""),
     "epoch 2": header(epoch=2),
     "epoch 0": header(epoch=0),
-    "completion": header(kind="completion"),
-    "barrier": header(kind="barrier"),
+    "as events": of_kind(Events),
+    "as heralds": of_kind(Heralds, 0),
+    "as heralds of number 2": of_kind(Heralds, 2, HUGE),
+    "as heralds of number -1": of_kind(Heralds, -1, 5),
+    "as the end of a source": of_kind(SourceEnded),
+    "as composites": of_kind(Composites, 5),
+    "as the end of a node": of_kind(NodeEnded),
+    "as the end of the other sort": barrier_of_the_other_sort,
+    "as a plan of no epoch": lambda _, block: Block(PlanChanged(0, b""), block.rows),
+    "as a plan of epoch 2^62": lambda _, block: Block(PlanChanged(HUGE, b""), block.rows),
+    "as a plan with rows": lambda _, block: None if block.rows is None else Block(PlanChanged(2, b""), block.rows),
+    "as suspend": of_kind(Suspend, 5),
+    "as resume": of_kind(Resume, 5, 1),
+    "as reached": of_kind(Reached, 5),
+    "as resume-done": of_kind(ResumeDone, 1),
+    "as release": of_kind(Release),
+    "as poll": of_kind(Poll),
     "sequence -1": header(sequence=-1),
     "sequence 2^62": header(sequence=HUGE),
     "sequence 2^64-1": header(sequence=2**64 - 1),
-    "partition -1": header(sender_partition=-1),
-    "partition 99": header(sender_partition=99),
-    "no partitions": header(sender_partitions=0),
+    "partition -1": header(node="j1", partition=-1),
+    "partition 99": header(node="j1", partition=99),
+    "no partitions": header(partitions=0),
     "more partitions than the mesh has": more_partitions,
     "incarnation -1": header(incarnation=-1),
     "incarnation 2^63": header(incarnation=2**63),
@@ -285,8 +349,7 @@ REMAKES: dict[str, Remake] = {
     "a step before all": steps(lambda _, rows: (Step(-1, max(1, rows)),)),
     "steps out of order": steps(lambda at, rows: (Step(at, rows - 1), Step(at - 1, 1)) if rows > 1 else (Step(at, 7),)),
     "a step without rows": steps(lambda at, rows: (Step(at - 1, 0), Step(at, max(1, rows)))),
-    "positions missing": without_positions,
-    "positions of a node": with_positions,
+    "positions missing": header(positions=()),
     "position of partition -1": positions(lambda p: msgspec.structs.replace(p, partition=-1)),
     "position of partition 99": positions(lambda p: msgspec.structs.replace(p, partition=99)),
     "position backwards": positions(lambda p: msgspec.structs.replace(p, first=p.next + 1)),
@@ -308,17 +371,6 @@ REMAKES: dict[str, Remake] = {
 }
 
 
-def sealed(header_bytes: bytes, rest: bytes) -> bytes:
-    """A block with a right checksum around whatever bytes."""
-    body = struct.pack("<I", len(header_bytes)) + header_bytes + rest
-    return b"JMB\x01" + struct.pack("<I", zlib.crc32(body)) + body
-
-
-def parts(data: bytes) -> tuple[bytes, bytes]:
-    size = int.from_bytes(data[8:12], "little")
-    return data[12 : 12 + size], data[12 + size :]
-
-
 def stream_of(batches: list[pa.RecordBatch], schema: pa.Schema) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
@@ -338,17 +390,20 @@ def hostile_bytes(rng: random.Random, data: bytes) -> Iterator[tuple[str, bytes]
     yield "cut", data[: rng.randrange(len(data))]
     yield "empty", b""
     yield "too long", data + rng.randbytes(rng.randint(1, 9))
-    yield "another version", data[:3] + bytes([rng.choice((0, 2, 255))]) + data[4:]
+    yield "another version", data[:3] + bytes([rng.choice((0, 3, 255))]) + data[4:]
     yield "noise", rng.randbytes(rng.randint(1, 200))
-    yield "large noise", b"JMB\x01" + bytes(1 << 18)
+    yield "large noise", b"JMB\x02" + bytes(1 << 18)
     head, rows = parts(data)
     yield "noise for a header", sealed(rng.randbytes(20), rows)
     yield "header is a number", sealed(b"\x05", rows)
-    yield "header too short", sealed(msgspec.msgpack.encode(["rows", "x"]), rows)
+    yield "header too short", sealed(msgspec.msgpack.encode(["events", 1, "x"]), rows)
     yield "noise for rows", sealed(head, rng.randbytes(rng.randint(1, 300)))
-    size = struct.pack("<I", 2**31)
-    body = size + head + rows
-    yield "absurd header length", b"JMB\x01" + struct.pack("<I", zlib.crc32(body)) + body
+    yield "absurd header length", sealed(head, rows, size=2**31)
+    fields = msgspec.msgpack.decode(head)
+    yield "a kind of tomorrow", sealed(msgspec.msgpack.encode(["completion", *fields[1:]]), rows)
+    yield "a kind of yesterday", sealed(msgspec.msgpack.encode(["rows", *fields[1:]]), rows)
+    yield "no kind", sealed(msgspec.msgpack.encode(fields[1:]), rows)
+    yield "header cut", sealed(msgspec.msgpack.encode(fields[:4]), rows)
     if rows:
         columns = {name: as_arrow(column) for name, column in decode_rows(rows).columns.items()}
         batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
@@ -366,12 +421,12 @@ def hostile_bytes(rng: random.Random, data: bytes) -> Iterator[tuple[str, bytes]
         yield "a column twice", sealed(head, stream_of([twice], twice.schema))
 
 
-def hostile(rng: random.Random, data: bytes, skip: set[str]) -> tuple[str, bytes]:
+def hostile(rng: random.Random, data: bytes) -> tuple[str, bytes]:
     """One hostile block made from a good one."""
     while True:
         if rng.random() < 0.3:
             return rng.choice(list(hostile_bytes(rng, data)))
-        name = rng.choice([n for n in REMAKES if n not in skip])
+        name = rng.choice(list(REMAKES))
         made = REMAKES[name](rng, decode_block(data))
         if made is not None:
             return name, encode_block(made)
@@ -390,7 +445,7 @@ def emitted(sends: list[Send]) -> Counter[tuple[Any, ...]]:
     return found
 
 
-def snapshot(node: JoinNode) -> tuple[bytes, list[Any]]:
+def snapshot(node: Partition) -> tuple[bytes, list[Any]]:
     return msgspec.msgpack.encode(node.memo), [list(state.segments()) for state in node.states]
 
 
@@ -398,16 +453,16 @@ def snapshot(node: JoinNode) -> tuple[bytes, list[Any]]:
 def test_a_step_refuses_and_goes_on(good: Good, node_id: str) -> None:
     rng, records = random.Random(node_id), good.inputs[node_id]
     partition = partition_of(good, node_id)
-    plain = JoinNode(PLAN, node_id, partition, PARTITIONS)
+    plain = Partition(PLAN, node_id, partition, PARTITIONS)
     wanted = emitted([s for i, data in enumerate(records) for s in plain.step(i, decode_block(data)).sends])
-    mixed = JoinNode(PLAN, node_id, partition, PARTITIONS)
+    mixed = Partition(PLAN, node_id, partition, PARTITIONS)
     sends: list[Send] = []
     refused: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
     offset = 0
     for data in records:
         for _ in range(14):
-            name, bad = hostile(rng, rng.choice(records), set())
+            name, bad = hostile(rng, rng.choice(records))
             before = snapshot(mixed)
             try:
                 mixed.step(offset, decode_block(bad))
@@ -418,7 +473,7 @@ def test_a_step_refuses_and_goes_on(good: Good, node_id: str) -> None:
             except Exception as error:
                 wrong[f"{name}: {type(error).__name__}: {error}"] += 1
             if snapshot(mixed) != before:  # go on from a clean one, so that one finding does not hide the next
-                mixed = JoinNode(PLAN, node_id, partition, PARTITIONS)
+                mixed = Partition(PLAN, node_id, partition, PARTITIONS)
                 sends = []
                 for i, earlier in enumerate(records[: records.index(data)]):
                     sends += mixed.step(i, decode_block(earlier)).sends
@@ -437,12 +492,12 @@ def test_a_host_sets_aside_and_counts(good: Good) -> None:
     broker, disk = SimBroker(), Disk(strict=True)
     sender = SimSender(broker)
     host = PartitionHost(MESH, PUBLISHED, "j2", partition, NodeStore(disk, partition, Cache(), 1), sender, Durations())
-    plain = JoinNode(PLAN, "j2", partition, PARTITIONS)
+    plain = Partition(PLAN, "j2", partition, PARTITIONS)
     wanted = emitted([s for i, data in enumerate(records) for s in plain.step(i, decode_block(data)).sends])
     offset = bad_ones = 0
     for data in records:
         for _ in range(6):
-            _, bad = hostile(rng, rng.choice(records), set())
+            _, bad = hostile(rng, rng.choice(records))
             host.take(offset, bad)
             offset, bad_ones = offset + 1, bad_ones + 1
         host.take(offset, data)
@@ -464,9 +519,6 @@ def test_a_host_sets_aside_and_counts(good: Good) -> None:
     assert host.dead == bad_ones == len({letter["offset"] for letter in letters})
 
 
-DO_NOT_CONCERN_THE_SINK = {"side 2", "side -1"}  # it has one input
-
-
 def test_the_sink_sets_aside_and_counts(good: Good) -> None:
     rng, broker = random.Random(3), SimBroker()
     producer = SimTransactionalProducer(broker, "sink")
@@ -474,14 +526,16 @@ def test_the_sink_sets_aside_and_counts(good: Good) -> None:
     consumer = SimConsumer(broker, "sink", rng, eof=False)
     sink = Sink(MESH, PLAN, 1, consumer, producer, None)
     source = topics.query_out("m", "q")
-    partition = decode_block(good.out[0]).header.sender_partition
+    first = decode_block(good.out[0]).header
+    assert isinstance(first, FromNode)
+    partition = first.partition
     sink._assigned(consumer, [TopicPartition(source, partition)])  # type: ignore[arg-type]
     offset = bad_ones = 0
     unrefused: Counter[str] = Counter()
     for data in good.out:
         messages = []
         for _ in range(8):
-            name, bad = hostile(rng, data, DO_NOT_CONCERN_THE_SINK)
+            name, bad = hostile(rng, data)
             before = sink.counts["dead"]
             sink._take([SimMessage((source, partition), offset, Record(bad))])  # type: ignore[list-item]
             unrefused[name] += sink.counts["dead"] == before
@@ -510,7 +564,7 @@ def test_damage_under_a_right_checksum_is_never_another_error(good: Good, node_i
     """What a checksum cannot see may pass as other data, but must not end the process."""
     rng, records = random.Random(node_id), good.inputs[node_id]
     partition = partition_of(good, node_id)
-    node = JoinNode(PLAN, node_id, partition, PARTITIONS)
+    node = Partition(PLAN, node_id, partition, PARTITIONS)
     outcomes: Counter[str] = Counter()
     with_rows = [data for data in records if parts(data)[1]]
     for _ in range(1_500):
@@ -521,7 +575,7 @@ def test_damage_under_a_right_checksum_is_never_another_error(good: Good, node_i
         try:
             node.step(0, decode_block(sealed(head, bytes(changed))))
             outcomes["taken"] += 1
-            node = JoinNode(PLAN, node_id, partition, PARTITIONS)
+            node = Partition(PLAN, node_id, partition, PARTITIONS)
         except BlockError:
             outcomes["refused"] += 1
     assert outcomes["refused"] > 200
@@ -586,12 +640,17 @@ def test_headers_of_any_numbers_are_refused_or_taken(good: Good) -> None:
     rng = random.Random(9)
     data = good.inputs["j2"][0]
     numbers = [0, 1, 2, -1, 2**31, 2**53, 2**62, 2**63 - 1, -(2**63), 2**64 - 1]
-    kinds, senders = ["rows", "watermark", "completion", "x"], ["z", "j1", "", "j2", "x" * 1000]
-    refused = 0
+    kinds: list[Any] = [Events, Heralds, SourceEnded, PlanChanged, Composites, NodeEnded]
+    kinds += [Suspend, Resume, Reached, ResumeDone, Release, Poll]
+    senders, refused = ["z", "j1", "", "j2", "x" * 1000], 0
     for _ in range(2_000):
-        place = [[rng.choice(numbers) for _ in range(4)] for _ in range(rng.randrange(3))]
-        fields = [rng.choice(kinds), rng.choice(senders), *(rng.choice(numbers) for _ in range(7)), place]
-        node = JoinNode(PLAN, "j2", 0, PARTITIONS)
+        kind = rng.choice(kinds)
+        drawn: dict[str, Any] = {"alias": rng.choice(senders), "node": rng.choice(senders), "plan": b""}
+        drawn["positions"] = [[rng.choice(numbers) for _ in range(4)] for _ in range(rng.randrange(3))]
+        drawn["steps"] = [[rng.choice(numbers) for _ in range(2)] for _ in range(rng.randrange(3))]
+        fields = [kind.__struct_config__.tag]
+        fields += [drawn.get(name, rng.choice(numbers)) for name in kind.__struct_fields__]
+        node = Partition(PLAN, "j2", 0, PARTITIONS)
         try:
             node.step(0, decode_block(sealed(msgspec.msgpack.encode(fields), rng.choice((b"", parts(data)[1])))))
         except BlockError:

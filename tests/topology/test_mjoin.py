@@ -2,7 +2,7 @@
 its paths save work."""
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import msgspec
@@ -10,19 +10,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import topology.join.half_join
-import topology.join.routing
-from schemas.block import Block, decode_block, encode_block
+import topology.join.kernel
+from schemas.block import Block, Composites, Events, Header, Heralds, Suspend, decode_block, encode_block
 from schemas.errors import BlockError
 from schemas.mesh import FieldType, Routing, Stream
-from topology.join.mjoin import MultiJoin
-from topology.join.partition import Effects, Memo
-from topology.join.routing import EXPLORE_EVERY, MEASURED_MOST, PathsMemo, Router
+from tests.drawn import restraint_of
+from topology.join.memo import Memo
+from topology.join.partition import Partition
+from topology.join.routing import EXPLORE_EVERY, MEASURED_MOST, Paths, PathsMemo
+from topology.join.settings import Settings
+from topology.message.effects import Effects
 from topology.oracle.truth import Event, truth
 from topology.plan.plan import Plan, build_plan
 from topology.query.cql import parse_query
-from topology.state.window_state import MemoryStore
-from topology.testing.driver import TopologyDriver
+from topology.restraint.hiding import Hiding
+from topology.state.window_state import MemoryStore, StateName
+from topology.testing.driver import TopologyDriver, with_modes
 
 FIELDS = {"k": FieldType.INT64, "m": FieldType.INT64, "s": FieldType.STRING, "ts": FieldType.TIMESTAMP}
 STREAMS = {n: Stream(n, n, FIELDS, "ts", lateness_ms=10) for n in "abcd"}
@@ -57,9 +60,9 @@ def drive(
     return driver, events
 
 
-def the_node(driver: TopologyDriver, node: str = "j1") -> MultiJoin:
+def the_node(driver: TopologyDriver, node: str = "j1") -> Partition:
     found = driver.nodes[node, 0]
-    assert isinstance(found, MultiJoin)
+    assert found.node.is_flat
     return found
 
 
@@ -67,19 +70,22 @@ def the_node(driver: TopologyDriver, node: str = "j1") -> MultiJoin:
 def test_after_any_restart_it_goes_on_as_if_nothing_had_been(routing: Routing, feedback: bool) -> None:
     """Memo, segments and tables are all there is: the same sends, the same counts, the same choices."""
     driver, events = drive(PLAN, routing, feedback)
-    rng, stores, tables = random.Random(2), [MemoryStore() for _ in "abcd"], dict[str, bytes]()
-    node = MultiJoin(PLAN, "j1", 0, 1, stores=stores, feedback=feedback, routing=routing)
-    untouched = MultiJoin(PLAN, "j1", 0, 1, feedback=feedback, routing=routing)
+    rng, stores, tables = random.Random(2), defaultdict[StateName, MemoryStore](MemoryStore), dict[str, bytes]()
+    settings = with_modes(Settings(), feedback, routing)
+    node = Partition(PLAN, "j1", 0, 1, stores=stores.__getitem__, settings=settings)
+    untouched = Partition(PLAN, "j1", 0, 1, settings=settings)
     sent, wanted = list[bytes](), list[bytes]()
     for offset, data in enumerate(driver.inputs["j1", 0].records):
         effects: Effects = node.step(offset, decode_block(data))
-        tables |= effects.tables
+        for name, record in effects.tables.items():
+            assert record is not None
+            tables[name] = record
         sent += [encode_block(send.block) for send in effects.sends]
         wanted += [encode_block(send.block) for send in untouched.step(offset, decode_block(data)).sends]
         if rng.random() < 0.2:
             memo = msgspec.msgpack.decode(msgspec.msgpack.encode(node.memo), type=Memo)
-            node = MultiJoin(PLAN, "j1", 0, 1, stores=stores, memo=memo, feedback=feedback, routing=routing)
-            node.restore([list(store.segments.values()) for store in stores], tables)
+            node = Partition(PLAN, "j1", 0, 1, stores=stores.__getitem__, memo=memo, settings=settings)
+            node.restore({name: list(store.segments.values()) for name, store in stores.items()}, tables)
     assert [content(data) for data in sent] == [content(data) for data in wanted]
     assert msgspec.msgpack.encode(node.memo) == msgspec.msgpack.encode(the_node(driver).memo)
     assert len(driver.results) == len(truth(QUERY, STREAMS, events)) > 40
@@ -98,7 +104,7 @@ def content(data: bytes) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(("routing", "feedback"), MODES)
 def test_pieces_of_any_size_give_the_same(routing: Routing, feedback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topology.join.half_join, "COMPOSITES_AT_ONCE", 2)
+    monkeypatch.setattr(topology.join.kernel, "COMPOSITES_AT_ONCE", 2)
     driver, events = drive(PLAN, routing, feedback, seed=3, count=300, keep=1)
     assert {key: (value, at) for key, value, at in driver.results} == truth(QUERY, STREAMS, events)
     assert len({key for key, _, _ in driver.results}) == len(driver.results) > 50
@@ -110,16 +116,18 @@ def test_it_forgets_what_no_other_side_can_meet(feedback: bool) -> None:
     node = the_node(driver)
     for side, state in enumerate(node.states):
         horizon = min(time for other, time in enumerate(node.memo.watermarks) if other != side)
-        assert node._horizon(side) == horizon
+        assert node.horizon(side) == horizon
         assert all(segment.max_end >= horizon for segment in state.segments())
         assert sum(segment.rows for segment in state.segments()) < 250
-    if node.hiding is not None:
-        assert sum(len(t.entries) for t in node.hiding._all) < 400
-        assert not any(len(t.intervals) for t in node.hiding._all)
+    hiding = restraint_of(node, Hiding)
+    assert (hiding is not None) == feedback
+    if hiding is not None:
+        assert sum(len(t.entries) for t in hiding.tables) < 400
+        assert not any(len(t.intervals) for t in hiding.tables)
 
 
 def test_feedback_saves_composites() -> None:
-    made = {mode: the_node(drive(PLAN, *mode, count=2_000, keep=0.02)[0]).paths.composites for mode in MODES}
+    made = {mode: the_node(drive(PLAN, *mode, count=2_000, keep=0.02)[0]).memo.counts.composites for mode in MODES}
     print(made)
     assert made["fixed", True] < 0.35 * made["fixed", False]
     assert made["eddy", True] < made["eddy", False]
@@ -133,7 +141,7 @@ def test_an_eddy_finds_the_selective_input_by_itself() -> None:
         for routing in ("fixed", "eddy"):
             made[rare + routing] = the_node(
                 drive(PLAN, routing, False, rare=rare, count=2_000, keep=0.02)[0]
-            ).paths.composites
+            ).memo.counts.composites
     print(made)
     assert made["deddy"] < 0.5 * made["dfixed"]
     assert made["beddy"] < 0.5 * made["bfixed"]
@@ -141,7 +149,7 @@ def test_an_eddy_finds_the_selective_input_by_itself() -> None:
 
 
 def test_the_eddy_chooses_by_counts_alone() -> None:
-    router = Router("eddy", PathsMemo())
+    router = Paths("eddy", PathsMemo())
     ways = [(1, "one"), (2, "two"), (3, "three")]
     assert router.choose(ways, first=True) == 1  # none was tried: as written
     router.measure("one", 100, 300)
@@ -157,33 +165,31 @@ def test_the_eddy_chooses_by_counts_alone() -> None:
     assert router.choose(ways, first=False) == 2
     router.measure("one", MEASURED_MOST, 0)
     assert router.memo.fan_outs["one"] == [(MEASURED_MOST + 100) // 2, 150]  # what was long ago counts less and less
-    assert Router("fixed", router.memo).choose(ways, first=True) == 1
+    assert Paths("fixed", router.memo).choose(ways, first=True) == 1
 
 
 def test_it_refuses_what_does_not_belong_here() -> None:
     driver, _ = drive(PLAN, "fixed", True, count=100, keep=1)
-    node = MultiJoin(PLAN, "j1", 0, 1, feedback=True)
+    node = Partition(PLAN, "j1", 0, 1, settings=Settings(feedback="on"))
     blocks = [block for block in map(decode_block, driver.inputs["j1", 0].records) if block.rows is not None]
     block = next(b for b in blocks if b.header.sender == "c")
-    assert block.rows is not None
-    changed = [
-        (
-            block.header,
-            block.rows.with_column("c.m", pa.array([None] * len(block.rows), pa.int64())),
-            "column c.m holds nulls",
-        ),
-        (msgspec.structs.replace(block.header, side=4), block.rows, "for side 4, there are 0, 1, 2 and 3"),
-        (msgspec.structs.replace(block.header, side=1), block.rows, "sent by 'c', but this side is fed by 'b'"),
-        (
-            msgspec.structs.replace(block.header, kind="suspend"),
-            block.rows,
-            "of kind 'suspend', which nothing sends yet",
-        ),
-        (msgspec.structs.replace(block.header, kind="watermark", sender="j2", positions=()), None, "sent by 'j2'"),
+    header, good = block.header, block.rows
+    assert good is not None
+    assert isinstance(header, Events)
+    said = (1, "j2", 0, 1, 1, 0, 5_000)
+    heralds = Heralds(header.epoch, header.alias, header.partitions, header.positions, 0)
+    changed: list[tuple[Header, Any, str]] = [
+        (header, good.with_column("c.m", pa.array([None] * len(good), pa.int64())), "column c.m holds nulls"),
+        (msgspec.structs.replace(header, alias="e"), good, "events of 'e', which sends nothing of that kind here"),
+        (msgspec.structs.replace(header, alias="b"), good, "has columns .*, the plan says"),
+        (Suspend(*said), good, "suspend of 'j2', which sends nothing of that kind here"),
+        (Composites(*said), None, "composites of 'j2', which sends nothing of that kind here"),
+        (heralds, good, "of kind 'heralds', which c does not send"),
+        (msgspec.structs.replace(header, epoch=2), good, "of plan epoch 2, but epoch 1 runs here"),
     ]
     before = msgspec.msgpack.encode(node.memo)
-    for header, rows, why in changed:
+    for bad, rows, why in changed:
         with pytest.raises(BlockError, match=why):
-            node.step(0, Block(header, rows))
+            node.step(0, Block(bad, rows))
     assert msgspec.msgpack.encode(node.memo) == before
     assert not any(list(state.segments()) for state in node.states)

@@ -6,13 +6,13 @@ import pytest
 from schemas.block import NO_WATERMARK
 from schemas.rows import U64
 from topology.plan.shapes import Shape
-from topology.restraint.suspension import policy
+from topology.restraint.detection import are_few, kinds, repeats
 from topology.restraint.suspension.demand import NO_PARTNER, NOT_WANTED, Demand
-from topology.restraint.suspension.detection import are_few, kinds, repeats
-from topology.restraint.suspension.policy import FILLED_LEAST, LOOK_BLOCKS, PERIOD_BLOCKS, PERIODS_LEAST, Weighed
-from topology.state.lookup import entries_of
+from topology.restraint.suspension.policy import Weighed, Weights
+from topology.restraint.suspension.suspended import entries_of
 from topology.state.window import COMPLETE
 
+W = Weights()
 SHAPES = 4
 BLOCK = 8_000  # rows
 
@@ -24,11 +24,11 @@ def values(count: int, of: int) -> U64:
 def look(weighed: Weighed, useless: int, of: int, rows: int = BLOCK, filled: float = 1.0) -> bool:
     """A block comes; if it is looked at, the lattice finds so many rows useless, with values out of so many. Whether
     the side begins or ceases to speak."""
-    if weighed.takes(rows, SHAPES):
+    if weighed.takes(W, rows, SHAPES):
         sample = min(rows, 2_000)
         found = sample * useless // rows
-        weighed.looked(sample, SHAPES, [(0, values(0, 1)), (found, values(found, of))], filled)
-    return weighed.turn()
+        weighed.looked(W, sample, SHAPES, [(0, values(0, 1)), (found, values(found, of))], filled)
+    return weighed.turn(W)
 
 
 @pytest.mark.parametrize("of", [50, 500, 2_500, 10_000])
@@ -74,22 +74,22 @@ def test_what_has_no_partner_while_windows_fill_may_find_one() -> None:
 
 def test_a_window_fills_from_where_the_other_sides_were_first_heard_of() -> None:
     weighed = Weighed()
-    assert weighed.filled(NO_WATERMARK, 1_000) == FILLED_LEAST
-    assert weighed.filled(5_000, 1_000) == FILLED_LEAST
-    assert weighed.filled(5_250, 1_000) == 0.25
-    assert weighed.filled(9_000, 1_000) == 1.0
-    assert weighed.filled(COMPLETE, 1_000) == 1.0
+    assert weighed.filled(W, NO_WATERMARK, 1_000) == W.filled_least
+    assert weighed.filled(W, 5_000, 1_000) == W.filled_least
+    assert weighed.filled(W, 5_250, 1_000) == 0.25
+    assert weighed.filled(W, 9_000, 1_000) == 1.0
+    assert weighed.filled(W, COMPLETE, 1_000) == 1.0
 
 
 def test_blocks_too_small_to_save_anything_are_not_looked_at() -> None:
     weighed = Weighed()
-    assert not any(weighed.takes(100, SHAPES) or weighed.turn() for _ in range(50 * LOOK_BLOCKS))
+    assert not any(weighed.takes(W, 100, SHAPES) or weighed.turn(W) for _ in range(50 * W.look_blocks))
 
 
 def speaking() -> Weighed:
     weighed = Weighed()
     look(weighed, useless=BLOCK, of=2_000)
-    weighed.heard(0, 0, 1)
+    weighed.heard(W, 0, 0, 1)
     return weighed
 
 
@@ -98,12 +98,12 @@ def periods(weighed: Weighed, count: int, spared_a_block: int) -> int:
     each block."""
     avoided = weighed.avoided[0]
     for period in range(count):
-        for _ in range(PERIOD_BLOCKS):
+        for _ in range(W.period_blocks):
             avoided += spared_a_block
-            weighed.heard(0, avoided, 1)
-            weighed.paid("suspend", 0)
-            weighed.takes(100, SHAPES)
-            if weighed.turn():
+            weighed.heard(W, 0, avoided, 1)
+            weighed.paid(W, resumes=False, values=0)
+            weighed.takes(W, 100, SHAPES)
+            if weighed.turn(W):
                 return period
     return count
 
@@ -114,7 +114,7 @@ def test_it_goes_on_while_that_saves_more_than_it_costs() -> None:
 
 def test_it_is_hushed_soon_if_not_and_waits_longer_each_time() -> None:
     weighed = speaking()
-    assert PERIODS_LEAST - 1 <= periods(weighed, 40, spared_a_block=1_000) <= PERIODS_LEAST + 1
+    assert W.periods_least - 1 <= periods(weighed, 40, spared_a_block=1_000) <= W.periods_least + 1
     assert not weighed.speaks
     first = weighed.pause
     weighed.periods = first
@@ -125,15 +125,15 @@ def test_it_is_hushed_soon_if_not_and_waits_longer_each_time() -> None:
 
 def test_what_is_made_later_was_not_spared() -> None:
     weighed = speaking()
-    weighed.heard(0, 10_000, 1)
+    weighed.heard(W, 0, 10_000, 1)
     before = weighed.saved
-    weighed.heard(0, 2_000, 1)
-    assert weighed.saved == pytest.approx(before - policy.ROW_US * 8_000)
+    weighed.heard(W, 0, 2_000, 1)
+    assert weighed.saved == pytest.approx(before - W.row_us * 8_000)
 
 
 def test_that_the_other_side_is_empty_may_be_said_seldom() -> None:
     weighed = Weighed()
-    assert sum(weighed.may_say_empty(blocks, 1) for blocks in range(1_000)) <= 1 + 1_000 // policy.EMPTY_BLOCKS + 1
+    assert sum(weighed.may_say_empty(W, blocks, 1) for blocks in range(1_000)) <= 1 + 1_000 // W.empty_blocks + 1
 
 
 def test_the_share_of_what_is_told_for_the_sake_of_our_consumer() -> None:

@@ -13,8 +13,8 @@ import pytest
 from topology.plan.shapes import Shape
 from topology.query.expression import Column
 from topology.restraint import values
-from topology.restraint.suspension.demand import NO_PARTNER, NOT_WANTED, TOLD, Demand, Ticket
 from topology.restraint.intervals import INTERVAL
+from topology.restraint.suspension.demand import NO_PARTNER, NOT_WANTED, TOLD, Demand, Ticket
 from topology.restraint.tables import ENTRY, ShapeTable, entries_of, restore_tables, written_tables
 from topology.restraint.values import Values
 

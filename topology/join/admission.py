@@ -160,12 +160,12 @@ def check_header(header: Header, partitions: int) -> None:
             raise BlockError(f"ticket {header.ticket} is out of range")
 
 
-def check_barrier(block: Block, senders: frozenset[str], partitions: int) -> None:
-    """That a sender of ours has ended an epoch."""
+def check_barrier(block: Block, sender: Admission | None, partitions: int) -> None:
+    """That a sender of ours has ended an epoch: ingest speaks for streams, a join for itself."""
     header = block.header
     assert isinstance(header, SourceEnded | NodeEnded)
-    if header.sender not in senders:
-        raise BlockError(f"{header.kind} of {header.sender!r}, which sends nothing here")
+    if sender is None or sender.input.is_source != isinstance(header, SourceEnded):
+        raise BlockError(f"{header.kind} of {header.sender!r}, which sends nothing of that kind here")
     if block.rows is not None:
         raise BlockError(f"{header.kind} with rows")
     check_header(header, partitions)

@@ -238,7 +238,7 @@ class Partition:
                 taker.check(block)
                 return
         if isinstance(header, SourceEnded | NodeEnded):
-            check_barrier(block, frozenset(self._admission), self.partitions)
+            check_barrier(block, self._admission.get(header.sender), self.partitions)
         elif header.sender not in self._admission or not isinstance(header, Events | Heralds | Composites):
             raise BlockError(f"{header.kind} of {header.sender!r}, which sends nothing of that kind here")
         else:

@@ -11,46 +11,50 @@ Invariant: every mode gives the same results; `Figures.digest` says so, whatever
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from topology.join.node import JoinNode
 
-from schemas.block import decode_block, encode_block
+from schemas.block import OF_PRODUCER, Composites, Events, Header, Heralds, decode_block, encode_block
 from schemas.rows import Rows
+from tests.drawn import restraint_of
+from topology.join.partition import Partition
+from topology.join.settings import Settings
 from topology.plan.plan import Plan
 from topology.plan.shapes import Shape, shapes_of
-from topology.restraint.suspension.border import OF_PRODUCER
+from topology.restraint.interface import Freed, Restraint
+from topology.restraint.suspension.suspension import Suspension
 from topology.state.hashing import hash_key
 from topology.state.window import part_id
+from topology.state.window_state import EVER, NEWEST, Run
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How the nodes are made: what `JoinNode` is given, and which sub-tuples may be spoken of."""
+    """How the nodes are made, and which sub-tuples may be spoken of."""
 
     about: str
-    settings: Mapping[str, Any]
+    settings: Settings
     wanted: Callable[[Shape], bool] = lambda _: True
 
     @property
     def heralds(self) -> bool:
-        return bool(self.settings.get("heralds"))
+        return self.settings.heralds
 
 
 PAPER_MODES = ("REF", "JIT", "ON", "SUSPEND", "DOE")
 MODES = {
-    "REF": Mode("feedback: off", {"feedback": False}),
-    "JIT": Mode("feedback: auto, each input and each herald where it pays", {"feedback": "auto", "heralds": True}),
-    "ON": Mode("feedback: on, every input speaks always", {"feedback": True, "heralds": True}),
-    "SUSPEND": Mode("suspend and resume alone and always, as in the paper", {"feedback": True}),
-    "HERALD": Mode("heralds alone", {"feedback": False, "heralds": True}),
-    "DOE": Mode("feedback of the empty sub-tuple alone", {"feedback": True}, lambda shape: not shape.columns),
+    "REF": Mode("feedback: off", Settings()),
+    "JIT": Mode("feedback: auto, each input and each herald where it pays", Settings("auto", heralds=True)),
+    "ON": Mode("feedback: on, every input speaks always", Settings("on", heralds=True)),
+    "SUSPEND": Mode("suspend and resume alone and always, as in the paper", Settings("on")),
+    "HERALD": Mode("heralds alone", Settings(heralds=True)),
+    "DOE": Mode("feedback of the empty sub-tuple alone", Settings("on"), lambda shape: not shape.columns),
     "TYPE1": Mode(
-        "feedback of sub-tuples that a row of one input shows alone", {"feedback": True}, lambda shape: any(shape.sides)
+        "feedback of sub-tuples that a row of one input shows alone", Settings("on"), lambda shape: any(shape.sides)
     ),
 }
 
@@ -92,7 +96,7 @@ class Mesh:
 
     def __init__(self, plan: Plan, mode: Mode) -> None:
         with only(mode.wanted):
-            self.nodes = {node.id: JoinNode(plan, node.id, 0, 1, **mode.settings) for node in plan.nodes}
+            self.nodes = {node.id: Partition(plan, node.id, 0, 1, settings=mode.settings) for node in plan.nodes}
         self.plan, self.figures = plan, Figures()
         self.offsets = dict.fromkeys(self.nodes, 0)
         self.back: deque[tuple[str, bytes]] = deque()
@@ -100,7 +104,7 @@ class Mesh:
         self.out: list[bytes] = []
         self.spent = 0.0  # CPU seconds
         for join in self.nodes.values():
-            join.join_again = self._again(join)  # type: ignore[method-assign]
+            join.kernel.of_freed = self._of_freed(join)  # type: ignore[method-assign]
 
     def take(self, blocks: list[tuple[str, bytes]]) -> None:
         """Work off a stretch: block by block, each until nothing is under way any more."""
@@ -116,7 +120,7 @@ class Mesh:
         begin = time.process_time()
         block = decode_block(data, node.reads)
         self.spent += time.process_time() - begin
-        before = _Before(node, block.header.side) if block.header.kind == "rows" else None
+        before = None if block.rows is None else _before(node, block.header)
         begin = time.process_time()
         effects = node.step(offset, block)
         encoded = [encode_block(send.block) for send in effects.sends]
@@ -129,19 +133,21 @@ class Mesh:
                 self.out.append(sent)
                 continue
             (self.back if send.back else self.on).append((send.target, sent))
-            if send.back or send.block.header.kind in OF_PRODUCER:
+            if send.back or isinstance(send.block.header, OF_PRODUCER):
                 figures.messages += 1
                 figures.message_bytes += len(sent)
 
-    def _again(self, node: JoinNode) -> Callable[[int, Any], Any]:
-        """`join_again` of a node, with what nested loops would compare for it."""
-        inner = node.join_again
+    def _of_freed(self, node: Partition) -> Callable[[Freed, Restraint, int, int], Iterator[Run]]:
+        """`of_freed` of a node's kernel, with what nested loops would compare for what is resumed."""
+        inner = node.kernel.of_freed
 
-        def join_again(side: int, stored: Any) -> Any:
-            self.figures.comparisons += len(stored) * _rows(node, 1 - side)
-            return inner(side, stored)
+        def of_freed(freed: Freed, by: Restraint, above: int, upto: int) -> Iterator[Run]:
+            stored = freed.rows(EVER, NEWEST) if isinstance(by, Suspension) else None
+            if stored is not None:
+                self.figures.comparisons += len(stored) * node.states[1 - freed.side].rows
+            return inner(freed, by, above, upto)
 
-        return join_again
+        return of_freed
 
     def measure(self) -> None:
         """What is held now, if it is more than ever before."""
@@ -154,11 +160,11 @@ class Mesh:
                     if not side.is_source:
                         c_rows, c_size = c_rows + segment.rows, c_size + segment.bytes
                     indexes += _nbytes(state.store.get(segment.id).indexes)
-            for told in node.told:
-                indexes += told.filter_bytes
-                for segment in told.state.segments():
+            for heard in node.heard:
+                indexes += heard.filter_bytes
+                for segment in heard.state.segments():
                     tables += segment.bytes
-                    indexes += _nbytes(told.state.store.get(segment.id).indexes)
+                    indexes += _nbytes(heard.state.store.get(segment.id).indexes)
             tables += table_bytes(node)
         figures.state_rows, figures.state_bytes = max(figures.state_rows, rows), max(figures.state_bytes, size)
         figures.composite_rows, figures.composite_bytes = (
@@ -170,10 +176,10 @@ class Mesh:
 
     def finish(self) -> Figures:
         figures, root = self.figures, self.plan.root.id
-        figures.made = {id: node.memo.rows_out for id, node in self.nodes.items()}
+        figures.made = {id: node.memo.counts.rows_out for id, node in self.nodes.items()}
         figures.composites = sum(n for id, n in figures.made.items() if id != root)
         figures.events = sum(
-            node.memo.rows_in[i] for node in self.nodes.values() for i in (0, 1) if node.node.inputs[i].is_source
+            node.memo.counts.rows_in[i] for node in self.nodes.values() for i in (0, 1) if node.node.inputs[i].is_source
         )
         figures.steps = sum(self.offsets.values())
         ids = [part_id(alias) for alias in self.plan.query.aliases]
@@ -182,8 +188,8 @@ class Mesh:
                 figures.results += len(block.rows)
                 figures.digest = (figures.digest + _digest(block.rows, ids)) % 2**64
         for node in self.nodes.values():
-            if node.feedback is not None:
-                memo = node.feedback.memo
+            if restraint_of(node, Suspension) is not None:
+                memo = node.memo.feedback
                 figures.suspended += memo.values_suspended
                 figures.resumed += memo.values_resumed
                 figures.pairs_avoided += memo.pairs_avoided
@@ -200,7 +206,7 @@ def only(wanted: Callable[[Shape], bool]) -> Iterator[None]:
     def restricted(plan: Plan) -> Mapping[str, tuple[Shape, ...]]:
         return {id: tuple(s for s in shapes if wanted(s)) for id, shapes in shapes_of(plan).items()}
 
-    with mock.patch("topology.restraint.suspension.feedback.shapes_of", restricted):
+    with mock.patch("topology.restraint.suspension.suspension.shapes_of", restricted):
         yield
 
 
@@ -219,34 +225,28 @@ def run(plan: Plan, mode: str, work: list[list[tuple[str, bytes]]], limit_s: flo
     return figures
 
 
-def table_bytes(node: JoinNode) -> int:
-    if node.feedback is None:
+def table_bytes(node: Partition) -> int:
+    suspension = restraint_of(node, Suspension)
+    if suspension is None:
         return 0
-    here = sum(t.nbytes for t in node.feedback.suspended.tables)
-    return here + sum(t.nbytes for demand in node.feedback.demands if demand is not None for t in demand.tables)
+    here = sum(t.nbytes for t in suspension.suspended.tables)
+    return here + sum(t.nbytes for demand in suspension.demands if demand is not None for t in demand.tables)
 
 
 class _Before:
     """What a node holds before it takes rows: from it follows what nested loops would compare. What is suspended and
     heralded is looked up in hash tables, as the paper proposes for its MNS buffer: one comparison each."""
 
-    def __init__(self, node: JoinNode, side: int) -> None:
-        self.node, heralded = node, side >= 2
-        against = (
-            [1 - side]
-            if not heralded
-            else [p.side for p in node.told[side - 2].herald.parts]
-            if node.told[side - 2].memo.heeded
-            else []
-        )
-        self.stored = sum(_rows(node, other) for other in against)
-        self.tables = 0 if node.feedback is None or heralded else _tables(node)
+    def __init__(self, node: Partition, against: Sequence[int], heralded: bool) -> None:
+        """Rows meet those of the inputs `against`, unless they are only heralded."""
+        self.node = node
+        self.stored = sum(node.states[side].rows for side in against)
+        suspension = restraint_of(node, Suspension)
+        self.tables = 0 if suspension is None or heralded else _tables(suspension)
         self.done = self._done()
 
     def _done(self) -> tuple[int, int]:
-        return 0 if self.node.feedback is None else self.node.feedback.memo.rows_diverted, sum(
-            told.memo.tested for told in self.node.told
-        )
+        return self.node.memo.feedback.rows_diverted, sum(heard.memo.tested for heard in self.node.heard)
 
     def comparisons(self, rows: int) -> int:
         """Of the new rows with stored ones, but for those that wait, which are compared when they are resumed; and what
@@ -255,15 +255,20 @@ class _Before:
         return (rows - diverted) * self.stored + rows * self.tables + tested
 
 
-def _rows(node: JoinNode, side: int) -> int:
-    return node.states[side].rows
+def _before(node: Partition, header: Header) -> _Before | None:
+    """Before rows of an input or of a herald."""
+    if isinstance(header, Heralds):
+        heard = node.heard[header.herald]
+        return _Before(node, [part.side for part in heard.herald.parts] if heard.memo.heeded else [], heralded=True)
+    if isinstance(header, Events | Composites):
+        return _Before(node, [i for i, e in enumerate(node.node.inputs) if e.name != header.sender], heralded=False)
+    return None
 
 
-def _tables(node: JoinNode) -> int:
+def _tables(suspension: Suspension) -> int:
     """In how many tables a new row is looked up: of values suspended here, and of those it may be a partner of."""
-    assert node.feedback is not None
-    here = sum(table.count_active > 0 for table in node.feedback.suspended.tables)
-    return here + sum(len(t) > 0 for demand in node.feedback.demands if demand is not None for t in demand.tables)
+    here = sum(table.count_active > 0 for table in suspension.suspended.tables)
+    return here + sum(len(t) > 0 for demand in suspension.demands if demand is not None for t in demand.tables)
 
 
 def _nbytes(value: Any) -> int:

@@ -17,8 +17,10 @@ from tests.benchmarks.jit.report import BEGIN, END, keys_table, write
 from tests.benchmarks.jit.run import MODES, Mesh
 from tests.benchmarks.jit.series import Case, Series, cases_of, own_series, paper_series, quick_series
 from tests.benchmarks.jit.workload import DEFAULTS, PLANS, Point, events_of, plan_of, streams_of, stretches
+from tests.drawn import restraint_of
 from topology.oracle.truth import Event, truth
 from topology.plan.plan import tree_text
+from topology.restraint.suspension.suspension import Suspension
 
 TINY = replace(DEFAULTS["left-deep"], window_s=60, rate=2, dmax=8)
 
@@ -170,8 +172,8 @@ def test_doe_speaks_of_everything_or_nothing() -> None:
         mode: [
             s.columns
             for n in Mesh(plan, MODES[mode]).nodes.values()
-            if n.feedback
-            for t in n.feedback.suspended.tables
+            if (suspension := restraint_of(n, Suspension))
+            for t in suspension.suspended.tables
             for s in [t.shape]
         ]
         for mode in ("SUSPEND", "DOE")
