@@ -195,9 +195,11 @@ class Ingest:
         if self.first_event_ms is None and self.core.waiting:
             self.first_event_ms = int(self.clock.time() * 1000)
         rounds = self.core.counts["rounds"]
-        self._do(self.core.round(began))
+        effects = self.core.round(began)
+        self._do(effects)
+        blocks = sum(len(effect.sends) for effect in effects if isinstance(effect, Emit))
         nothing = self.core.counts["rounds"] == rounds and self.core.waiting > 0
-        self.waits.worked(began, self.clock.monotonic(), nothing)
+        self.waits.worked(began, self.clock.monotonic(), blocks, nothing)
 
     def _commit(self) -> None:
         self._do(self.core.commit())

@@ -12,9 +12,9 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import faust
 import mode
@@ -40,10 +40,12 @@ from topology.restraint.suspension.memo import FeedbackMemo
 from topology.restraint.suspension.suspension import Suspension
 
 log = logging.getLogger("joinmesh.node")
+T = TypeVar("T")
 UNACKNOWLEDGED_MOST = 2_000
 FETCH_WAIT_MS, IDLE_WAIT_MS = 20, 500  # how long a fetch waits on the broker: after records, and after none
 STEPS_MOST = 32  # of a partition that are made durable and sent together
 TOGETHER_LEAST_S, TOGETHER_MOST_S = 0.01, 0.05  # how long steps wait for those behind them
+BLOCK_S = 0.0015  # that a small block takes receivers and broker: as long as several wait for those behind them
 BEHIND_SHARE = 0.2  # of the time since there was last nothing to do
 TURNS = 10
 
@@ -132,6 +134,7 @@ class NodeWorker:
         )
         self._together = 0  # how many these are
         self._rested = time.monotonic()  # when there was last nothing to do
+        self._due = 0.0  # when the next blocks may follow the last ones
         self.app = self._app(instance)
 
     def _app(self, instance: int) -> NodeApp:
@@ -286,10 +289,13 @@ class NodeWorker:
                 for _ in range(TURNS):
                     if queue.empty():
                         await asyncio.sleep(0)
+                if queue.empty() and (pause := self._due - time.monotonic()) > 0:
+                    await asyncio.sleep(pause)
                 if not queue.empty():
                     continue
                 self._rested = time.monotonic()
-            self._commit(*self.hosts.values())
+            sent = self._commit(*self.hosts.values())
+            self._due = time.monotonic() + min(TOGETHER_MOST_S, BLOCK_S * sent)
             self.pace.add(self._busy, self._together)
             self._begun, self._busy, self._together = 0.0, 0.0, 0
             self.sender.producer.poll(0)
@@ -302,18 +308,19 @@ class NodeWorker:
         more it pays to do much at once."""
         return min(TOGETHER_MOST_S, max(TOGETHER_LEAST_S, BEHIND_SHARE * (time.monotonic() - self._rested)))
 
-    def _commit(self, *hosts: PartitionHost) -> None:
-        for host in hosts:
-            self._guard(host.commit)
+    def _commit(self, *hosts: PartitionHost) -> int:
+        """What was taken is durable, then sent; how many blocks that made."""
+        return sum(self._guard(host.commit) for host in hosts)
 
-    def _guard(self, do: Any, *given: Any) -> None:
+    def _guard(self, do: Callable[..., T], *given: Any) -> T:
         begun = time.perf_counter()
         try:
-            do(*given)
+            return do(*given)
         except BaseException as error:
             self._fail(error)
             raise
-        self._busy += time.perf_counter() - begun
+        finally:
+            self._busy += time.perf_counter() - begun
 
     def _fail(self, error: BaseException) -> None:
         """State in memory may be ahead of the disk: end the process, so that it starts again from what is stored."""

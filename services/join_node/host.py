@@ -128,10 +128,10 @@ class PartitionHost:
         self.memo.offsets["feedback"] = offset + 1
         self._letters.append(OutboxEntry(self._topic(self.node_id), self.partition, data))
 
-    def commit(self) -> None:
-        """Durable first, then sent: all that was taken since the last time."""
+    def commit(self) -> int:
+        """Durable first, then sent: all that was taken since the last time; gives how many blocks that made."""
         if not self.waiting:
-            return
+            return 0
         effects, letters = self._effects, self._letters
         self._effects, self._letters, self.waiting = Effects(), [], 0
         sends = [
@@ -149,6 +149,7 @@ class PartitionHost:
             self._transmit(key, entry)
         if entries:
             failpoint("node.after_send")
+        return len(entries)
 
     def _set_aside(self, kind: str, offset: int, data: bytes | None, error: BlockError) -> None:
         """A dead letter, durable with the offset that passes it over."""

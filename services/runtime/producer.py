@@ -28,7 +28,7 @@ class Sender:
             mesh,
             enable_idempotence=True,
             enable_gapless_guarantee=True,
-            linger_ms=0,  # what is given is a block already
+            linger_ms=1,  # blocks for several partitions go in one request
             message_max_bytes=MAX_RECORD_BYTES,
             queue_buffering_max_kbytes=256 << 10,
             **settings,
