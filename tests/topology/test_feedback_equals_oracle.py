@@ -7,15 +7,17 @@ hear feedback at once or late. A failing seed prints itself; `case(seed)` replay
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from schemas.mesh import FieldType, Stream
-from services.simulation.case import binary_tree
+from services.simulation.case import binary_tree, random_tree
 from tests.drawn import check_often, check_results, let_all_go, say, work
+from tests.random_restraint import STRETCHES, Drawn
+from tests.topology import test_mjoin_equals_oracle as m_joins
 from tests.topology.test_mesh_equals_oracle import edges_of
-from topology.join.partition import Restrain
 from topology.join.settings import Settings
 from topology.oracle.truth import Event, truth
 from topology.plan.plan import build_plan
@@ -60,20 +62,32 @@ def case(seed: int, heralds: bool = False, feedback: bool = True) -> Counter[str
     return run_case(seed, with_modes(settings, feedback and ("auto" if seed % 4 == 3 else True), heralds=heralds))
 
 
-def run_case(seed: int, settings: Settings, restrain: Restrain | None = None, changes: float = 0) -> Counter[str]:
+def run_case(
+    seed: int,
+    settings: Settings,
+    restrain: Drawn | None = None,
+    changes: float = 0,
+    *,
+    flat: bool = False,
+    lengths: Sequence[int] = (20, 40),
+    driven_by: type[TopologyDriver] | None = None,
+) -> Counter[str]:
+    """`changes`: how often the plan changes. `flat`: with M-Joins. `lengths`: events a source, of which one is drawn.
+    `driven_by`: a driver that does or checks more."""
     rng, choice = random.Random(seed), random.Random(f"{seed} interleaving")
     n = rng.choice([3, 3, 4, 4, 5])
     names = [f"r{i}" for i in range(n)]
-    streams = {name: Stream(name, name, FIELDS, "ts", lateness_ms=rng.choice([0, 5, 30])) for name in names}
-    query = parse_query("q", draw_text(rng, n), streams)
-    plan = build_plan(query, binary_tree(query, rng))
+    fields = m_joins.FIELDS if flat else FIELDS
+    streams = {name: Stream(name, name, fields, "ts", lateness_ms=rng.choice([0, 5, 30])) for name in names}
+    query = parse_query("q", m_joins.draw_text(rng, n) if flat else draw_text(rng, n), streams)
+    plan = build_plan(query, random_tree(query, rng, flat=0.9) if flat else binary_tree(query, rng))
     source_partitions, most, patience, burst = (
         rng.choice([1, 2]),
         rng.choice([1, 3, 20]),
         rng.choice([0, 0.05, 0.3]),
         rng.choice([1, 5, 30]),
     )
-    driver = TopologyDriver(
+    driver = (driven_by or TopologyDriver)(
         plan,
         streams,
         partitions=rng.choice([1, 2, 3]),
@@ -86,7 +100,7 @@ def run_case(seed: int, settings: Settings, restrain: Restrain | None = None, ch
         {name: rng.choice([0.6, 0.9]) for name in rng.sample(names, rng.choice([1, 1, 2]))},
     )
     time, events, own = 1_000, [], random.Random(f"{seed} plans")
-    for i in range(rng.choice([20, 40]) * n):
+    for i in range(rng.choice(lengths) * n):
         if own.random() < changes:
             driver.change_plan()
         time += rng.choice([0, 1, 1, 2, 6])
@@ -98,6 +112,7 @@ def run_case(seed: int, settings: Settings, restrain: Restrain | None = None, ch
             "m": rng.randrange(values),
             "s": "x" * rng.randrange(values),
             "ts": time - rng.choice([0, 0, 0, 3, 10]),
+            **({"v": rng.randrange(4)} if flat else {}),
         }
         partition = rng.randrange(source_partitions)
         events.append(Event(stream, partition, driver.produce(stream, partition, row), row))
@@ -105,9 +120,10 @@ def run_case(seed: int, settings: Settings, restrain: Restrain | None = None, ch
             work(driver, choice, patience, most, to_the_end=False)
     work(driver, choice, patience, most, to_the_end=True)
     if restrain is not None:
-        let_all_go(driver, choice, most, ticks=40 * len(plan.nodes))
+        let_all_go(driver, choice, most, ticks=STRETCHES * restrain.length * len(plan.nodes))
     where = f"seed {seed}: {query.name} {plan.tree}"
     counts: Counter[str] = Counter(results=check_results(driver, truth(query, streams, events), where))
+    counts["plan changes"] = driver.epoch - 1
     for node in driver.nodes.values():
         for told in node.memo.heralds.each:
             counts.update(
