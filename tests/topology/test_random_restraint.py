@@ -33,14 +33,14 @@ MODES: tuple[tuple[str, bool | str, bool, bool], ...] = (  # name, feedback, her
     ("beside both, M-Joins", True, True, True),
 )
 AT_LEAST = {
-    "held": 50_000,
-    "let go": 5_000,
+    "held": 15_000,
+    "let go": 20_000,
     "restarts": 10_000,
-    "plan changes": 400,
+    "plan changes": 600,
     "results": 20_000,
-    "pairs_avoided": 500,
-    "refused": 500,
-    **{f"results {name}": 1_000 for name, *_ in MODES},
+    "pairs_avoided": 1_000,
+    "refused": 2_500,
+    **{f"results {name}": 2_000 for name, *_ in MODES},
 }
 done: Counter[str] = Counter()
 
