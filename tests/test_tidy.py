@@ -29,23 +29,12 @@ ROOMS = {  # of topology/: what each may import of it
     "plan": {"plan", "query"},
     "state": {"state", "query"},
     "message": {"message", "state"},
-    "restraint": {"restraint", "plan", "state", "message"},
-    "join": {"join", "plan", "state", "message", "restraint"},
+    "restraint": {"restraint", "plan", "query", "state", "message"},
+    "join": {"join", "plan", "query", "state", "message", "restraint"},
     "ingest": {"ingest", "plan", "query", "state", "message"},
     "results": {"results", "plan", "query", "state", "message"},
 }
 RESTRAINTS = ("suspension", "heralding", "hiding")  # of topology/restraint/: none knows another, no helper knows one
-EXCEPTIONS = {  # what is still to be moved: (importing file, imported module) -> why
-    ("restraint/hiding.py", "restraint.suspension.suspended"): "tables of values belong to all restraints",
-    ("restraint/waiting.py", "restraint.suspension.suspended"): "tables of values belong to all restraints",
-    ("restraint/detection.py", "restraint.suspension.suspended"): "tables of values belong to all restraints",
-    ("join/admission.py", "ingest.decode"): "types and ranges of values belong to both edges of a block",
-    ("ingest/reading.py", "restraint.interface"): "how often time is told belongs to all who tell it",
-    ("query/cql.py", "state.window"): "how long a table's rows are valid is said with the query",
-    ("join/half_join.py", "query.conditions"): "a plan's residuals are evaluated here",
-    ("join/half_join.py", "query.expression"): "a plan's residuals are evaluated here",
-    ("restraint/detection.py", "query.expression"): "the columns of a plan's shapes",
-}
 FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
 
 
@@ -83,9 +72,7 @@ def misplaced() -> set[tuple[str, str]]:
 
 
 def test_rooms_know_what_the_design_says() -> None:
-    """And an exception that is no longer needed is none."""
-    found = misplaced()
-    assert found == set(EXCEPTIONS), f"new: {found - set(EXCEPTIONS)}, not needed: {set(EXCEPTIONS) - found}"
+    assert misplaced() == set()
 
 
 @pytest.mark.parametrize("room", [*ROOMS, "oracle", "testing"])

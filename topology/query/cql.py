@@ -22,8 +22,7 @@ from topology.query.cql_dialect import QueryText, Window
 from topology.query.cql_equality import Facts, components, infer
 from topology.query.cql_expression import Scope, flatten
 from topology.query.expression import Column, Compare, Expression, Literal, columns_of, infer_type
-from topology.query.query import Output, Query, Source
-from topology.state.window import ALWAYS_WINDOW_MS
+from topology.query.query import ALWAYS_WINDOW_MS, Output, Query, Source
 
 FEWEST_SOURCES, MOST_SOURCES = 2, 10
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")

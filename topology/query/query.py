@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from schemas.mesh import FieldType
 from topology.query.expression import Column, Expression
 
+ALWAYS_WINDOW_MS = 1 << 60  # the window of a table's rows: its end is behind that of any event
+
 
 @dataclass(frozen=True)
 class Source:

@@ -28,7 +28,6 @@ HASH = "#:key"  # no alias has a colon
 OFFSET_BITS = 48
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 ALWAYS_MS = 0  # the time of a table's rows: before any event
-ALWAYS_WINDOW_MS = 1 << 60  # and their window: its end is behind that of any event
 COMPLETE = 1 << 61  # the watermark of what is complete; behind the end of every row, and safe to add to
 
 
