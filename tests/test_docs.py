@@ -260,3 +260,18 @@ def _section(title: str) -> str:
 def _anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+_NAMED = re.compile(r"`(topology(?:\.\w+)+):(\w+(?:\.\w+)*)`")
+
+
+def test_every_function_on_the_way_of_a_row_exists() -> None:
+    import importlib
+
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = _NAMED.findall(page[page.index("## The way of a row") :])
+    assert len(named) > 20
+    for module, path in named:
+        found: Any = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)

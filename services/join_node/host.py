@@ -18,7 +18,7 @@ import msgspec
 from schemas import topics
 from schemas.block import OF_PRODUCER, Block, FromNode, decode_block, decode_header, encode_block
 from schemas.control import PlanPublished, decode_control, encode_control
-from schemas.errors import BlockError
+from schemas.errors import BlockError, PlanError, QueryError
 from schemas.mesh import Mesh
 from services.runtime.control import derive_plan
 from services.runtime.dead import dead_letter
@@ -79,7 +79,7 @@ class PartitionHost:
             memo=self.memo,
             settings=settings_of(published, settings or Settings()),
             known={plan.epoch: encode_control(plan) for plan in history},
-            derive=lambda data: derive(mesh, decode_control(data)),
+            derive=lambda data: _derived(derive, mesh, data),
         )
         self.node.restore(self.database.restore(self.node.stored_windows), self.database.tables())
         if stored is None:
@@ -170,6 +170,14 @@ class PartitionHost:
 
     def close(self) -> None:
         self.database.close()
+
+
+def _derived(derive: Callable[[Mesh, PlanPublished], Plan], mesh: Mesh, data: bytes) -> Plan:
+    """The plan of an announcement; one that says nothing is set aside, one that means something else here stops us."""
+    try:
+        return derive(mesh, decode_control(data))
+    except (QueryError, PlanError) as error:
+        raise BlockError(f"a plan that cannot be derived: {error}") from None
 
 
 def settings_of(published: PlanPublished, base: Settings) -> Settings:

@@ -8,10 +8,10 @@ import msgspec
 from confluent_kafka import Producer
 
 from schemas import topics
-from schemas.block import MAGIC
+from schemas.block import MAGIC, PlanChanged, decode_header
 from schemas.control import PlanPublished, encode_control
 from schemas.mesh import Mesh
-from services.runtime.control import ControlWatch, read_epochs, read_plans
+from services.runtime.control import ControlWatch, read_history, read_plans
 from services.simulation.world import World
 from topology.ingest.reading import Reading
 
@@ -46,7 +46,10 @@ def test_a_plan_that_is_heard_of_is_announced_durable_and_followed_by_a_restart(
             for node in case.plan.nodes:
                 for partition in range(case.mesh.partitions):
                     values = [r.value for r in world.broker.log((topics.node_in("m", "q", node.id), partition))]
-                    assert any(v is not None and v.startswith(MAGIC) and b"\xa4plan" in v for v in values)
+                    assert any(
+                        v is not None and v.startswith(MAGIC) and isinstance(decode_header(v), PlanChanged)
+                        for v in values
+                    )
             world.append(len(world.coming))
             process.drain()
             for (topic, partition), first in nexts.items():
@@ -83,4 +86,4 @@ def test_the_control_topic_is_watched_while_it_grows(
         watch.close()
     assert heard == plans
     assert read_plans(mesh) == {"q": plans[-1]}
-    assert list(read_epochs(mesh)["q"]) == [1, 2, 3]
+    assert [plan.epoch for plan in read_history(mesh)["q"]] == [1, 2, 3]

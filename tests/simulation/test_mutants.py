@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from confluent_kafka import TopicPartition
 
-import topology.join.partition as partition_module
+import topology.join.arrivals as arrivals_module
 import topology.results.results as results_module
-from schemas.block import Block, Header
+from schemas.block import Block, FromNode
 from schemas.rows import Rows
 from services.ingest.loop import Ingest
 from services.join_node.host import PartitionHost
@@ -24,7 +24,8 @@ from services.runtime.store import NodeStore, OutboxEntry, encoded_memo
 from services.simulation.world import SimulationFailed, run_seed
 from services.sink.loop import Seen, Sink
 from topology.ingest.effects import Commit, Flush
-from topology.join.partition import _NOTHING, Effects, Memo, Partition
+from topology.join.memo import Memo
+from topology.message.effects import Effects
 from topology.results.results import SequenceFilter
 
 SEEDS = range(300)
@@ -128,10 +129,10 @@ def commit_forgets_a_step(patch: pytest.MonkeyPatch) -> None:
 def steps_not_told_apart(patch: pytest.MonkeyPatch) -> None:
     """A block of several steps is taken whole, though some of them were seen before."""
 
-    def by_the_block(header: Header, rows: Rows, last: int) -> Rows | None:
+    def by_the_block(header: FromNode, rows: Rows, last: int) -> Rows | None:
         return None if header.sequence <= last else rows
 
-    patch.setattr(partition_module, "unseen_of", by_the_block)
+    patch.setattr(arrivals_module, "unseen_of", by_the_block)
     patch.setattr(results_module, "unseen_of", by_the_block)
 
 
@@ -152,20 +153,14 @@ def trimmed_before_delivery(patch: pytest.MonkeyPatch) -> None:
 
 def no_sequence_check_in_nodes(patch: pytest.MonkeyPatch) -> None:
     """A node takes every block of another node."""
-    unseen = Partition._unseen
-
-    def anything(self: Partition, header: Header, rows: Rows | None) -> Rows | None:
-        if header.positions:
-            return unseen(self, header, rows)
-        return rows if rows is not None else _NOTHING
-
-    patch.setattr(Partition, "_unseen", anything)
+    patch.setattr(arrivals_module, "_of_node", lambda _memo, _header, rows: rows)
 
 
 def no_sequence_check_in_the_sink(patch: pytest.MonkeyPatch) -> None:
     """The sink writes every block it reads."""
 
     def anything(self: SequenceFilter, block: Block) -> Rows | None:
+        assert isinstance(block.header, FromNode)
         self.last = max(self.last, block.header.sequence)
         return block.rows
 
@@ -174,14 +169,7 @@ def no_sequence_check_in_the_sink(patch: pytest.MonkeyPatch) -> None:
 
 def no_source_offset_check(patch: pytest.MonkeyPatch) -> None:
     """A node takes every row of ingest."""
-    unseen = Partition._unseen
-
-    def anything(self: Partition, header: Header, rows: Rows | None) -> Rows | None:
-        if not header.positions:
-            return unseen(self, header, rows)
-        return rows if rows is not None else _NOTHING
-
-    patch.setattr(Partition, "_unseen", anything)
+    patch.setattr(arrivals_module, "_of_source", lambda _memo, _header, rows, _where: rows)
 
 
 def ingest_commits_before_the_flush(patch: pytest.MonkeyPatch) -> None:

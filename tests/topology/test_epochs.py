@@ -42,9 +42,9 @@ from topology.plan.plan import Tree, build_plan
 from topology.query.cql import parse_query
 from topology.restraint.interface import Freed, Restraint
 from topology.restraint.suspension.policy import RESTLESS
-from topology.restraint.suspension.suspended import entries_of
 from topology.restraint.suspension.suspension import Suspension
 from topology.restraint.suspension.wire import pack
+from topology.restraint.tables import entries_of
 from topology.state.hashing import hash_key
 from topology.state.window import HASH, part_id, part_time
 from topology.state.window_state import EVER, Run, WindowState, merge_runs

@@ -43,7 +43,7 @@ from schemas.block import (
     encode_block,
 )
 from schemas.control import PlanPublished, encode_control
-from schemas.errors import BlockError
+from schemas.errors import BlockError, StateError
 from schemas.mesh import FieldType, Mesh, Stream
 from schemas.rows import Rows, as_arrow, decode_rows
 from services.join_node.host import PartitionHost
@@ -491,7 +491,9 @@ def test_a_host_sets_aside_and_counts(good: Good) -> None:
     partition = partition_of(good, "j2")
     broker, disk = SimBroker(), Disk(strict=True)
     sender = SimSender(broker)
-    host = PartitionHost(MESH, PUBLISHED, "j2", partition, NodeStore(disk, partition, Cache(), 1), sender, Durations())
+    host = PartitionHost(
+        MESH, [PUBLISHED], "j2", partition, NodeStore(disk, partition, Cache(), 1), sender, Durations()
+    )
     plain = Partition(PLAN, "j2", partition, PARTITIONS)
     wanted = emitted([s for i, data in enumerate(records) for s in plain.step(i, decode_block(data)).sends])
     offset = bad_ones = 0
@@ -507,7 +509,7 @@ def test_a_host_sets_aside_and_counts(good: Good) -> None:
         if rng.random() < 0.1:
             dead = host.dead
             host = PartitionHost(
-                MESH, PUBLISHED, "j2", partition, NodeStore(disk, partition, Cache(), 1), sender, Durations()
+                MESH, [PUBLISHED], "j2", partition, NodeStore(disk, partition, Cache(), 1), sender, Durations()
             )
             host.dead = dead
             assert host.next_offset("in") == offset
@@ -598,14 +600,13 @@ def test_damage_in_a_header_under_a_right_checksum_is_never_another_error(good: 
     assert len(outcomes) == 3
 
 
-def test_anything_in_the_control_topic_is_set_aside(good: Good) -> None:
-    """What somebody wrote there by mistake is a dead letter and the plan goes on; a plan after it still counts."""
+def test_whatever_stands_for_a_plan_is_set_aside(good: Good) -> None:
+    """What somebody announces by mistake is a dead letter and the plan goes on; a plan after it still counts."""
     broker = SimBroker()
     sender, disk = SimSender(broker), Disk(strict=True)
-    host = PartitionHost(MESH, PUBLISHED, "j2", 0, NodeStore(disk, 0, Cache(), 1), sender, Durations())
-    plan = encode_control(PUBLISHED)
+    host = PartitionHost(MESH, [PUBLISHED], "j2", 0, NodeStore(disk, 0, Cache(), 1), sender, Durations())
+    plan = encode_control(msgspec.structs.replace(PUBLISHED, epoch=2))
     bad = [
-        None,
         b"",
         b"\xff\xfe",
         b"{}",
@@ -613,22 +614,33 @@ def test_anything_in_the_control_topic_is_set_aside(good: Good) -> None:
         b'{"kind":"plan","query":"\xff"}',
         b'{"kind":"tomorrow"}',
         plan[:-1],
+        encode_control(msgspec.structs.replace(PUBLISHED, epoch=2, text="SELECT")),
+        encode_control(msgspec.structs.replace(PUBLISHED, epoch=2, tree="(x y")),
         good.out[0],
     ]
+    before = msgspec.msgpack.encode(host.memo.live)
     for offset, data in enumerate(bad):
-        host.control(offset, data)
-    host.control(len(bad), plan)
+        host.take(offset, encode_block(Block(PlanChanged(2, data))))
+        assert msgspec.msgpack.encode(host.memo.live) == before
+    host.take(len(bad), encode_block(Block(PlanChanged(2, plan))))
     host.commit()
     sender.flush()
+    assert host.memo.live == [1, 2]
     assert host.dead == len(bad) == len(list(broker.topic(topics.dead("m"))))
-    again = PartitionHost(MESH, PUBLISHED, "j2", 0, NodeStore(disk, 0, Cache(), 1), sender, Durations())
-    assert again.next_offset("control") == len(bad) + 1
+    again = PartitionHost(MESH, [PUBLISHED], "j2", 0, NodeStore(disk, 0, Cache(), 1), sender, Durations())
+    assert again.next_offset("in") == len(bad) + 1
+    assert again.memo.live == [1, 2]
+    with pytest.raises(StateError, match="differs from the one that was published"):
+        again.take(
+            len(bad) + 1,
+            encode_block(Block(PlanChanged(3, encode_control(msgspec.structs.replace(PUBLISHED, digest="x"))))),
+        )
 
 
 def test_a_record_without_a_value_is_refused(good: Good) -> None:
     """A tombstone in an inner topic."""
     sender = SimSender(SimBroker())
-    host = PartitionHost(MESH, PUBLISHED, "j2", 0, NodeStore(Disk(strict=True), 0, Cache(), 1), sender, Durations())
+    host = PartitionHost(MESH, [PUBLISHED], "j2", 0, NodeStore(Disk(strict=True), 0, Cache(), 1), sender, Durations())
     host.take(0, None)  # type: ignore[arg-type]
     assert host.dead == 1
     assert host.next_offset("in") == 1

@@ -9,7 +9,7 @@ from topology.plan.shapes import Shape
 from topology.restraint.detection import are_few, kinds, repeats
 from topology.restraint.suspension.demand import NO_PARTNER, NOT_WANTED, Demand
 from topology.restraint.suspension.policy import Weighed, Weights
-from topology.restraint.suspension.suspended import entries_of
+from topology.restraint.tables import entries_of
 from topology.state.window import COMPLETE
 
 W = Weights()

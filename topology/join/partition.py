@@ -229,6 +229,8 @@ class Partition:
         if isinstance(header, PlanChanged):
             if block.rows is not None or not 0 < header.epoch < 1 << 62:
                 raise BlockError(f"a plan of epoch {header.epoch} with rows, or out of range")
+            if header.epoch > max(self.memo.live, default=0):
+                self._check_plan(header)
             return
         check_epoch(header, max((*self.memo.live, *self._known)))
         taker = self._taker(header)
@@ -367,15 +369,17 @@ class Partition:
         for state in self.all_states.values():
             state.oldest = live[0]
 
-    def _change_plan(self, header: PlanChanged) -> None:
-        if header.epoch <= self.memo.live[-1]:
-            return  # said again
+    def _check_plan(self, header: PlanChanged) -> None:
         plan = self._derive(header.plan)
         if plan != self.plan:
             raise StateError(
                 f"{self._where}: plan {tree_text(plan.tree)} of epoch {header.epoch} came, but this version changes a"
                 f" running query only to the same tree, {tree_text(self.plan.tree)}; upgrade it"
             )
+
+    def _change_plan(self, header: PlanChanged) -> None:
+        if header.epoch <= self.memo.live[-1]:
+            return  # said again
         self.memo.live.append(header.epoch)
         self.memo.plans[header.epoch] = header.plan
         self._open()
