@@ -185,7 +185,7 @@ def test_it_refuses_what_does_not_belong_here() -> None:
         (Suspend(*said), good, "suspend of 'j2', which sends nothing of that kind here"),
         (Composites(*said), None, "composites of 'j2', which sends nothing of that kind here"),
         (heralds, good, "of kind 'heralds', which c does not send"),
-        (msgspec.structs.replace(header, epoch=2), good, "of plan epoch 2, but epoch 1 runs here"),
+        (msgspec.structs.replace(header, epoch=2), good, "of plan epoch 2, but epoch 1 is the newest here"),
     ]
     before = msgspec.msgpack.encode(node.memo)
     for bad, rows, why in changed:
