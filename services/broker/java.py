@@ -52,8 +52,9 @@ def java_version(command: str) -> int | None:
 
 def parse_version(text: str) -> int | None:
     """
-    >>> parse_version('openjdk version "17.0.15" 2025-04-15'), parse_version('java version "1.8.0_392"'),
-    parse_version("?") (17, 8, None)
+    >>> parse_version('openjdk version "17.0.15" 2025-04-15'), parse_version('java version "1.8.0_392"')
+    (17, 8)
+    >>> parse_version("?")
     """
     match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if match is None:

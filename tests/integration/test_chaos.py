@@ -1,5 +1,5 @@
-"""The short form of `make chaos`: kills, a broker crash, a lost volume and a takeover under load, proven by the audit
-at the end."""
+"""The short form of `make chaos`: kills, a broker crash, a lost volume, a takeover and plans that change under load,
+proven by the audit at the end."""
 
 import re
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def test_faults_while_joins_give_feedback(run: Callable[..., Any], tmp_path: Pat
         "--seed",
         8,
         "--faults",
-        "kill:5,wipe:1",
+        "kill:5,wipe:1,migrate:2",
         "--feedback",
         "on",
         "--folder",
@@ -72,3 +72,4 @@ def test_faults_while_joins_give_feedback(run: Callable[..., Any], tmp_path: Pat
     print(done.stdout)
     assert re.search(r"feedback: .*[1-9][\d,]* values suspended", done.stdout)
     assert "PASSED" in done.stdout
+    assert len(re.findall(r"runs under epoch", (tmp_path / "chaos" / "migrations.log").read_text())) == 2

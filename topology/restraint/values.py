@@ -270,7 +270,7 @@ def by_owner(stored: Mapping[str, bytes | None]) -> dict[str, dict[str, bytes]]:
     """Stored pieces by the table they are of: what stands before the stroke in their names."""
     found: dict[str, dict[str, bytes]] = {}
     for name, data in stored.items():
-        if data is not None:
+        if data is not None and "/" in name:  # others keep records of another form
             owner, piece = name.split("/")
             found.setdefault(owner, {})[piece] = data
     return found
