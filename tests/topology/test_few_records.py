@@ -96,7 +96,7 @@ def test_lateness_and_partition_do_not_depend_on_how_many_come_together() -> Non
         values = [json.dumps({"i": rng.randrange(9), "ts": 1000 + rng.randrange(60)}).encode() for _ in range(80)]
         told = []
         for size in (1, 3, FEW, 80):
-            reader, router = StreamReader(streams["a"], 1), Router(plan, plan.routes[0], 3, 1, 1)
+            reader, router = StreamReader(streams["a"], 1), Router(plan, plan.routes[0], 3, 1)
             reader.readings[0] = Reading(0, floor=990 + seed)
             router.assign(0, 0)
             aside, sent = [], []

@@ -144,7 +144,7 @@ def stretches(
     heralds, behind them what tells of them."""
     streams, events = streams_of(point), events_of(point, hours, seed)
     readers = {a: StreamReader(streams[a], 1) for a in events}
-    routers = routers_of(plan, 1, 1, 1, heralds)
+    routers = routers_of(plan, 1, 1, heralds)
     grid = _BEGIN_MS + np.arange(1, int(np.ceil(hours * 3600 / stretch_s)) + 1) * round(stretch_s * 1000)
     places = {a: np.searchsorted(rows.ints("ts"), grid).tolist() for a, rows in events.items()}
     done = dict.fromkeys(events, 0)
