@@ -35,6 +35,7 @@ log = logging.getLogger("joinmesh.sink")
 TRANSACTION_S = 0.1  # a transaction is closed after this long while blocks keep coming …
 TRANSACTION_RESULTS = 50_000  # … or with this many results
 FETCH = 64  # blocks that are taken together
+SETTLE_S = 0.008  # the broker still writes the last one's markers; begun sooner, a transaction is put off by 20 ms
 IDLE_S = 0.1  # how long a loop without a block waits for one
 TRANSACTION_PATIENCE_S = 10.0  # after that the process ends; the next one aborts the transaction and goes on
 
@@ -65,7 +66,8 @@ def serve(arguments: Arguments) -> None:
         client_config(
             mesh,
             transactional_id=name,
-            linger_ms=5,
+            linger_ms=0,  # a transaction that closes would wait for it
+            retry_backoff_ms=10,
             message_max_bytes=MAX_RECORD_BYTES,
             queue_buffering_max_messages=1_000_000,
             queue_buffering_max_kbytes=512 << 10,
@@ -146,6 +148,8 @@ class Sink:
             self._take(came)
             if self._is_to_close(not came):
                 self._close_transaction()
+                if not came:
+                    time.sleep(SETTLE_S)
             elif not came:  # `consume` would wait for a full batch, this comes back with the first block
                 first = self.consumer.poll(self._wait_s())
                 self._take([] if first is None else [first])
