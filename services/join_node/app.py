@@ -125,7 +125,7 @@ class NodeWorker:
         self.feedback_topic = topics.node_feedback(mesh.name, query, node)
         self.failure: BaseException | None = None
         self.reporter = Reporter(
-            mesh, self.sender.producer, "join_node", f"{query}.{node}-{instance}", query=query, node=node
+            mesh, self.sender.producer, "join_node", f"{query}.{node}-{instance}", disk=data, query=query, node=node
         )
         self.taken = 0
         self.pace = Pace()

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError
 
 from schemas.errors import JoinmeshError, MachineError
 from schemas.mesh import Mesh, load_mesh
+from services.runtime import endpoint
 from services.runtime.health import Health
 
 EX_CONFIG = 78
@@ -35,7 +36,7 @@ class Arguments:
         """The service's health, served over HTTP when asked for."""
         health = Health()
         if self.health is not None:
-            health.serve(self.health)
+            endpoint.serve(self.health, health)
         return health
 
     @property
@@ -88,7 +89,7 @@ def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:
     parser.add_argument(
         "--instance", type=int, default=0, help="number of this worker among several of the same service"
     )
-    parser.add_argument("--health", metavar="[HOST:]PORT", help="answer GET /live and GET /ready here")
+    parser.add_argument("--health", metavar="[HOST:]PORT", help="answer GET /live, /ready and /metrics here")
     given = parser.parse_args()
     logging.basicConfig(
         level=os.environ.get("JOINMESH_LOG", "INFO"),
