@@ -32,7 +32,7 @@ class Vital(Protocol):
     @property
     def alive(self) -> bool: ...
     @property
-    def ready(self) -> bool: ...
+    def is_ready(self) -> bool: ...
 
 
 _served: dict[str, "Endpoint"] = {}
@@ -134,7 +134,7 @@ class Endpoint:
                 return _reply(HTTPStatus.BAD_REQUEST)
         known: dict[str, Callable[[dict[str, str]], bytes]] = {
             "/live": lambda _: _probe("alive", [health.alive for health in self.healths]),
-            "/ready": lambda _: _probe("ready", [health.ready for health in self.healths]),
+            "/ready": lambda _: _probe("ready", [health.is_ready for health in self.healths]),
             "/metrics": self._metrics,
         }
         if path not in known:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from schemas.errors import MachineError
+from services.runtime import endpoint
 
 LIMIT_S = float(os.environ.get("JOINMESH_STUCK_S", "30"))
 
@@ -80,9 +81,17 @@ class Health:
     def alive(self) -> bool:
         return self.stuck_s < self.limit_s
 
+    @property
+    def is_ready(self) -> bool:
+        return self.ready
+
     def check(self) -> None:
         if not self.alive:
             raise MachineError(
                 f"{self._lag:,} records to read and no step for {self.stuck_s:.0f} s; ending, to be started again from"
                 " what is stored"
             )
+
+    def serve(self, address: str) -> int:
+        """Answer on `[host:]port`; gives the port."""
+        return endpoint.serve(address, self).port

@@ -17,7 +17,6 @@ from confluent_kafka import KafkaError
 
 from schemas.errors import JoinmeshError, MachineError
 from schemas.mesh import Mesh, load_mesh
-from services.runtime import endpoint
 from services.runtime.health import Health
 
 EX_CONFIG = 78
@@ -36,7 +35,7 @@ class Arguments:
         """The service's health, served over HTTP when asked for."""
         health = Health()
         if self.health is not None:
-            endpoint.serve(self.health, health)
+            health.serve(self.health)
         return health
 
     @property

@@ -30,7 +30,7 @@ class MeshWatch:
         self.endpoint = endpoint.serve(address, self)
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         since_ms = max(self.began_ms, (time.time() - STALE_S) * 1000)
         for name in self.services:
             mine = [r for r in instances(self._taken, name).values() if float(r["at_ms"]) >= since_ms]

@@ -166,15 +166,15 @@ def test_only_reports_of_the_mesh_count(monkeypatch: pytest.MonkeyPatch) -> None
     watch.take({"ingest-1": {**good, "service": "ingest", "streams": [1, 2]}, "ingest-2": {"service": "ingest"}})
     labels = [s.labels for f in watch.endpoint.figures.collect() for s in f.samples]
     assert {(found["node"], found["worker"]) for found in labels} == {("j1", "2")}
-    assert not watch.ready
+    assert not watch.is_ready
     ingest = {"mesh": "shop", "service": "ingest", "at_ms": now, "ready": True}
     watch.take({"ingest-0": ingest})
-    assert watch.ready
+    assert watch.is_ready
     watch.take({"ingest-0": {**ingest, "ready": False}})
-    assert not watch.ready
+    assert not watch.is_ready
     watch.take({"ingest-0": {**ingest, "ready": True}})
     monkeypatch.setattr("services.supervisor.watching.STALE_S", -10.0)
-    assert not watch.ready
+    assert not watch.is_ready
 
 
 # -- docs
