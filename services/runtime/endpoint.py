@@ -56,6 +56,8 @@ class Endpoint:
         self.figures = Figures()
         self.access = access or Access()
         self._listening = listen(*parse_address(address))
+        self.host: str
+        self.port: int
         self.host, self.port = self._listening.getsockname()[:2]
         if self.access.wants_token and self.access.tls is None and not ipaddress.ip_address(self.host).is_loopback:
             log.warning(
