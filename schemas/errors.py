@@ -4,6 +4,7 @@
     ├── MeshFileError             stop: the mesh file is wrong (file, line, what would be accepted)
     ├── QueryError                stop: a query is wrong (query, line, column, what would be accepted)
     ├── PlanError                 stop: a pinned plan does not fit its query
+    ├── SettingError              stop: an option, or a file that an environment variable names, cannot be used
     ├── TopicError                stop: a topic is missing or has wrong settings
     ├── MachineError         stop: the machine lacks something (Java, disk, a free port, a broker)
     ├── StateError                stop: stored state does not fit the log any more; says what to do
@@ -39,6 +40,10 @@ class QueryError(JoinmeshError):
 
 class PlanError(JoinmeshError):
     """A plan does not answer its query."""
+
+
+class SettingError(JoinmeshError):
+    """An option, or what an environment variable names, cannot be used as it is."""
 
 
 class TopicError(JoinmeshError):

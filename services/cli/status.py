@@ -118,6 +118,9 @@ def render(mesh: str, expected: list[str], reports: "dict[str, Report]", now_ms:
     if heralds:
         words = [name.replace("_", " ") for name in _HERALDS]
         text += "\n\n" + table(["heralds", "told of", "heeded in", *words], heralds, right=words)
+    audit = next((report["audit"] for report in reports.values() if report.get("audit")), None)
+    if audit:
+        text += "\n\n" + _audit_line(audit, now_ms)
     if alarms:
         text += "\n\n" + "\n".join(f"alarm: {alarm}" for alarm in alarms)
     if not reports:
@@ -157,6 +160,12 @@ def _state_row(instance: str, side: dict[str, Any]) -> list[object]:
         duration(held),
         duration(window),
     ]
+
+
+def _audit_line(audit: dict[str, Any], now_ms: float) -> str:
+    failed = [name for name, verdict in audit["queries"].items() if not verdict["passed"]]
+    said = "passed" if audit["passed"] else f"FAILED: {', '.join(failed)}"
+    return f"last audit, {duration(max(now_ms - audit['at_ms'], 0))} ago: {said}"
 
 
 def _ms(value: Any) -> str:

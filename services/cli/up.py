@@ -13,7 +13,8 @@ from services.cli.common import add_mesh, mesh_of
 EXAMPLES = """examples:
   joinmesh up -f mesh.yaml
   joinmesh up -f mesh.yaml --data /var/lib/joinmesh/shop
-  joinmesh up -f mesh.yaml --until-idle 3   stop when everything is processed"""
+  joinmesh up -f mesh.yaml --until-idle 3   stop when everything is processed
+  joinmesh up -f mesh.yaml --health 9464    metrics of the whole mesh on http://127.0.0.1:9464/metrics"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="stop when all events are processed and nothing moved for so long",
     )
+    parser.add_argument(
+        "--health",
+        metavar="[HOST:]PORT",
+        help="answer GET /live, /ready and /metrics for the whole mesh here (default host: 127.0.0.1)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from services.supervisor.supervise import Supervisor, data_dir
 
     mesh = mesh_of(args)
-    return Supervisor(mesh, args.data or data_dir(mesh), say, args.until_idle).run()
+    return Supervisor(mesh, args.data or data_dir(mesh), say, args.until_idle, args.health).run()
 
 
 def say(text: str) -> None:

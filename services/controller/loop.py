@@ -12,6 +12,7 @@ import time
 from schemas.control import PlanPublished
 from schemas.errors import StateError
 from schemas.mesh import Mesh, Stream
+from services.controller.audits import AuditWatch
 from services.runtime.control import plan_digest, publish, read_plans
 from services.runtime.kafka import read_before, source_partitions, topic_offsets
 from services.runtime.producer import Sender
@@ -28,14 +29,24 @@ def serve(arguments: Arguments) -> None:
     stop = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stop.set())
-    sender = Sender(mesh)
+    health, sender = arguments.new_health(), Sender(mesh)
     plans = publish_plans(mesh, sender)
-    reporter = Reporter(mesh, sender.producer, "controller", "controller")
+    reporter, audits = Reporter(mesh, sender.producer, "controller", "controller"), AuditWatch(mesh)
+    health.ready = True
+    health.watch()
     while not stop.wait(1.0):
+        health.beat()
         reporter.send(
-            epoch=max(p.epoch for p in plans), plans={p.query: p.tree for p in plans}, lag=0, events_in=len(plans)
+            epoch=max(p.epoch for p in plans),
+            plans={p.query: p.tree for p in plans},
+            lag=0,
+            events_in=len(plans),
+            audit=audits.look(),
+            ready=health.ready,
         )
         sender.check()
+        health.observe(0, lag=0)
+    audits.close()
     sender.flush(10)
 
 

@@ -125,7 +125,7 @@ class NodeWorker:
         self.feedback_topic = topics.node_feedback(mesh.name, query, node)
         self.failure: BaseException | None = None
         self.reporter = Reporter(
-            mesh, self.sender.producer, "join_node", f"{query}.{node}-{instance}", query=query, node=node
+            mesh, self.sender.producer, "join_node", f"{query}.{node}-{instance}", disk=data, query=query, node=node
         )
         self.taken = 0
         self.pace = Pace()
@@ -237,6 +237,7 @@ class NodeWorker:
                         " Restore the state's directory, or use a new mesh name"
                     )
             self.health.ready = True
+            self._report()  # what the state brings with it is said apart from what is done with it
             log.info("%s.%s has partitions %s", self.query, self.node_id, sorted(mine))
             return wanted
         except BaseException as error:
@@ -263,6 +264,7 @@ class NodeWorker:
 
     async def _revoked(self, *_: Any, **__: Any) -> None:
         # A step runs to its end before anything else on this loop, so none is in flight here.
+        self._report()
         for partition in list(self.hosts):
             self.hosts.pop(partition).close()
 

@@ -1,11 +1,10 @@
-"""Whether a service is alive and ready, judged by progress: for itself, and over HTTP for whoever runs it.
+"""Whether a service is alive and ready, judged by progress: for itself, and for whoever asks its endpoint.
 
 Alive: it has taken a step lately, or there was nothing to read. A service with records to read and no step for
 `limit_s` is stuck; it ends with one clear line, so that it is started again from what is stored. Ready: its partitions
 are assigned and their state is restored.
 
-Invariant: being slow is not being stuck: any step counts. `GET /live` and `GET /ready` answer 200 or 503 with a
-sentence, and nothing else is served.
+Invariant: being slow is not being stuck: any step counts.
 """
 
 import faulthandler
@@ -14,9 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from schemas.errors import MachineError
+from services.runtime import endpoint
 
 LIMIT_S = float(os.environ.get("JOINMESH_STUCK_S", "30"))
 
@@ -82,6 +81,10 @@ class Health:
     def alive(self) -> bool:
         return self.stuck_s < self.limit_s
 
+    @property
+    def is_ready(self) -> bool:
+        return self.ready
+
     def check(self) -> None:
         if not self.alive:
             raise MachineError(
@@ -91,23 +94,4 @@ class Health:
 
     def serve(self, address: str) -> int:
         """Answer on `[host:]port`; gives the port."""
-        host, _, port = address.rpartition(":")
-        health = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                said = {
-                    "/live": (health.alive, f"no step for {health.stuck_s:.0f} s, {health._lag} to read"),
-                    "/ready": (health.ready, "partitions assigned" if health.ready else "not assigned yet"),
-                }.get(self.path)
-                good, text = said if said is not None else (False, "ask for /live or /ready")
-                self.send_response(404 if said is None else 200 if good else 503)
-                self.end_headers()
-                self.wfile.write(text.encode() + b"\n")
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return int(server.server_address[1])
+        return endpoint.serve(address, self).port

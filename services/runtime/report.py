@@ -1,27 +1,42 @@
 """What a service measured, written once a second to `<mesh>.report`, keyed by instance.
 
 Invariant: a report is a whole picture, not a difference: the newest record of an instance is all there is to know.
+Whoever else in the process wants to know what it measured (the metrics) listens here; nothing is measured twice.
 """
 
+import shutil
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 from confluent_kafka import Producer
 
 from schemas import topics
 from schemas.mesh import Mesh
 
 INTERVAL_S = 1.0
+LISTENERS: list[Callable[[Mapping[str, Any]], None]] = []  # of this process
 
 
 class Reporter:
-    def __init__(self, mesh: Mesh, producer: Producer, service: str, instance: str, **constant: Any) -> None:
+    def __init__(
+        self, mesh: Mesh, producer: Producer, service: str, instance: str, disk: Path | None = None, **constant: Any
+    ) -> None:
+        """`disk`: a folder on the disk whose free space is to be reported."""
         self.topic, self.producer = topics.report(mesh.name), producer
-        self.constant = {"service": service, "instance": instance, **constant, "started_ms": int(time.time() * 1000)}
+        self.constant = {
+            "mesh": mesh.name,
+            "service": service,
+            "instance": instance,
+            **constant,
+            "started_ms": int(time.time() * 1000),
+        }
         self._due = 0.0
-        self._instance = instance
+        self._instance, self._disk, self._process = instance, disk, psutil.Process()
 
     @property
     def is_due(self) -> bool:
@@ -29,9 +44,17 @@ class Reporter:
 
     def send(self, **measured: Any) -> None:
         self._due = time.monotonic() + INTERVAL_S
-        cpu = time.process_time()
-        value = {**self.constant, "at_ms": int(time.time() * 1000), "cpu_s": round(cpu, 3), **measured}
+        value = {**self.constant, "at_ms": int(time.time() * 1000), **self._machine(), **measured}
         self.producer.produce(self.topic, msgspec.json.encode(value), key=self._instance.encode(), partition=0)
+        for listen in LISTENERS:
+            listen(value)
+
+    def _machine(self) -> dict[str, float]:
+        used = {"cpu_s": round(time.process_time(), 3), "rss_bytes": self._process.memory_info().rss}
+        if self._disk is None or not self._disk.exists():
+            return used
+        disk = shutil.disk_usage(self._disk)
+        return {**used, "disk_free_bytes": disk.free, "disk_size_bytes": disk.total}
 
 
 class Durations:

@@ -88,7 +88,7 @@ def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:
     parser.add_argument(
         "--instance", type=int, default=0, help="number of this worker among several of the same service"
     )
-    parser.add_argument("--health", metavar="[HOST:]PORT", help="answer GET /live and GET /ready here")
+    parser.add_argument("--health", metavar="[HOST:]PORT", help="answer GET /live, /ready and /metrics here")
     given = parser.parse_args()
     logging.basicConfig(
         level=os.environ.get("JOINMESH_LOG", "INFO"),

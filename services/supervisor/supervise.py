@@ -20,6 +20,7 @@ from services.runtime.kafka import ensure_topics, source_partitions
 from services.runtime.queries import parse_queries, plan_of, services_of, streams_used, topics_of
 from services.supervisor.child import NO_USE_RESTARTING, Child, how_it_ended
 from services.supervisor.reports import IdleWatch, ReportReader
+from services.supervisor.watching import MeshWatch
 
 STOP_S = 30.0
 SAY_EVERY_S = 5.0
@@ -33,7 +34,10 @@ def data_dir(mesh: Mesh) -> Path:
 
 
 class Supervisor:
-    def __init__(self, mesh: Mesh, data: Path, say: Say, until_idle_s: float | None = None) -> None:
+    def __init__(
+        self, mesh: Mesh, data: Path, say: Say, until_idle_s: float | None = None, health: str | None = None
+    ) -> None:
+        """`health`: answer probes and give the metrics of the whole mesh on this `[host:]port`."""
         self.mesh, self.data, self.say, self.until_idle_s = mesh, data.absolute(), say, until_idle_s
         self.queries = parse_queries(mesh)
         for query in self.queries.values():
@@ -46,6 +50,8 @@ class Supervisor:
         self._said = time.monotonic()
         self._reports: ReportReader | None = None
         self._idle: IdleWatch | None = None
+        self._health = health
+        self._watching: MeshWatch | None = None
 
     def run(self) -> int:
         """Until a signal, idleness, or a service that cannot be helped; 0 unless the last."""
@@ -75,9 +81,14 @@ class Supervisor:
         self._stop = self._stop or f"got {signal.Signals(number).name}"
 
     def _start(self) -> None:
-        if self.until_idle_s is not None:
+        names = [service.name for service in self.services]
+        if self._health is not None:
+            self._watching = MeshWatch(self._health, names)
+            self.say(f"metrics on {self._watching.endpoint.url}/metrics")
+        if self.until_idle_s is not None or self._watching is not None:
             self._reports = ReportReader(self.mesh).from_end()
-            self._idle = IdleWatch([service.name for service in self.services], self.until_idle_s)
+        if self.until_idle_s is not None:
+            self._idle = IdleWatch(names, self.until_idle_s)
         for service in self.services:
             child = Child(service, os.path.abspath(self.mesh.file), self.data)
             self.children.append(child)
@@ -97,8 +108,11 @@ class Supervisor:
                 self._on_end(child, code)
             elif child.restart_if_due():
                 self.say(f"{child.name} started again (restart {child.restarts})")
-        if self._reports is not None and self._idle is not None:
+        if self._reports is not None:
             self._reports.poll()
+            if self._watching is not None:
+                self._watching.take(self._reports.latest)
+        if self._reports is not None and self._idle is not None:
             if (
                 self._stop is None
                 and all(child.alive for child in self.children)
