@@ -77,7 +77,7 @@ def _settings(local: bool, memory: str, token_url: str | None) -> dict[str, str]
         cores = os.cpu_count() or 2
         settings |= {
             # short jobs: compiling harder costs more than it gains
-            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -Xshare:auto {allowed}".strip(),
+            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -Xshare:auto {allowed}",
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
