@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.synced
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker clean
+.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos secure-test broker clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,12 @@ chaos: sync ## the long fault runs, each audited: kills, points of the step, bro
 	$(BIN)/joinmesh chaos --seed 7 --events 60000 --rate 600 --faults disk-full:3
 	$(BIN)/joinmesh chaos --seed 8 --events 60000 --rate 600 --faults kill:20,wipe:3,broker-kill:1 --feedback on
 	$(BIN)/joinmesh chaos --seed 9 --events 60000 --rate 600 --faults kill:20,workers:2,pause:2 --feedback auto
+
+secure-test: sync ## the demo and fault runs on a broker with TLS, one password a service, and ACLs, each audited (about ten minutes)
+	$(BIN)/python -m pytest tests/services/test_security.py tests/integration/test_secured.py
+	$(BIN)/joinmesh demo --secure --dir .joinmesh/demo-secure
+	$(BIN)/joinmesh chaos --secure --seed 1 --events 60000 --rate 800 --faults kill:12,broker-restart:1,wipe:1,workers:1
+	$(BIN)/joinmesh chaos --secure --seed 8 --events 40000 --rate 600 --faults kill:8,broker-kill:1,migrate:2 --feedback on
 
 broker: sync ## a Kafka broker on localhost:9092 (stop it: .venv/bin/joinmesh broker down)
 	$(BIN)/joinmesh broker up $(ARGS)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from schemas import topics
 from schemas.mesh import ADMIN, Mesh
-from services.runtime.kafka import admin
+from services.runtime.kafka import admin, reach
 from services.runtime.queries import parse_queries, plan_of, streams_used, topics_of
 from services.runtime.security.rights import Right, require
 from services.runtime.security.settings import is_secured
@@ -39,7 +39,9 @@ def rights_of(mesh: Mesh) -> dict[str, list[Right]]:
 def check_rights(mesh: Mesh) -> None:
     """Whether Kafka grants the asking service what it needs; where everybody may do everything, nothing is asked."""
     if is_secured(mesh):
-        require(mesh, rights_of(mesh).get(mesh.service, []), admin(mesh))
+        client = admin(mesh)
+        reach(mesh, client)  # a wrong password is said here
+        require(mesh, rights_of(mesh).get(mesh.service, []), client)
 
 
 def _topic(name: str, *operations: str) -> Right:

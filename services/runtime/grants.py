@@ -75,7 +75,7 @@ def grant(mesh: Mesh, rights: Mapping[str, Sequence[Right]]) -> int:
             future.result()
         except KafkaException as error:
             cause = error.args[0]
-            raise refusal(mesh, cause, "to change ACLs", "use the right of the") or MachineError(
+            raise refusal(mesh, cause, doing="change ACLs of the") or MachineError(
                 f"ACLs could not be written to {mesh.bootstrap}: {cause.str()}"
             ) from None
     return len(bindings)

@@ -72,7 +72,7 @@ def reach(mesh: Mesh, client: AdminClient | None = None) -> ClusterMetadata:
             if time.monotonic() > deadline:
                 raise MachineError(
                     f"no Kafka broker answers at {mesh.bootstrap} within {REACH_TIMEOUT_S:.0f} s ({_said(error)}); "
-                    f"start one (joinmesh broker up) or correct kafka.bootstrap in {mesh.file}"
+                    f"start one (joinmesh broker up) or correct kafka.bootstrap or kafka.security.protocol in {mesh.file}"
                 ) from None
 
 

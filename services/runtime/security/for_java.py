@@ -83,7 +83,7 @@ def _sasl(mesh: Mesh, kafka: Mapping[str, str]) -> dict[str, str]:
         return {
             "sasl.mechanism": "OAUTHBEARER",
             "sasl.jaas.config": _jaas(f"{_OAUTH}.OAuthBearerLoginModule", options),
-            "sasl.login.callback.handler.class": f"{_OAUTH}.secured.OAuthBearerLoginCallbackHandler",
+            "sasl.login.callback.handler.class": f"{_OAUTH}.OAuthBearerLoginCallbackHandler",
             "sasl.oauthbearer.token.endpoint.url": token_url(mesh) or "",
         }
     module = "plain.PlainLoginModule" if mechanism(kafka) == "PLAIN" else "scram.ScramLoginModule"
