@@ -71,8 +71,9 @@ def reach(mesh: Mesh, client: AdminClient | None = None) -> ClusterMetadata:
             client.poll(0)  # hands out what went wrong: a refusal is raised here
             if time.monotonic() > deadline:
                 raise MachineError(
-                    f"no Kafka broker answers at {mesh.bootstrap} within {REACH_TIMEOUT_S:.0f} s ({_said(error)}); "
-                    f"start one (joinmesh broker up) or correct kafka.bootstrap or kafka.security.protocol in {mesh.file}"
+                    f"no Kafka broker answers at {mesh.bootstrap} within {REACH_TIMEOUT_S:.0f} s ({_said(error)});"
+                    " start one (joinmesh broker up), or correct kafka.bootstrap or kafka.security.protocol in"
+                    f" {mesh.file}"
                 ) from None
 
 
