@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.synced
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker sbom pip-audit clean
+.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker sbom pip-audit secure-test clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,12 @@ sbom: sync ## the bill of materials of what runs (CycloneDX JSON) into dist/
 
 pip-audit: sync ## look up every package of the lock for known vulnerabilities (needs the advisory service; ARGS="-s osv")
 	@$(BIN)/python -m tests.supply.advisories $(ARGS)
+
+secure-test: sync ## the demo and fault runs on a broker with TLS, one password a service, and ACLs, each audited (about ten minutes)
+	$(BIN)/python -m pytest tests/services/test_security.py tests/integration/test_secured.py
+	$(BIN)/joinmesh demo --secure --dir .joinmesh/demo-secure
+	$(BIN)/joinmesh chaos --secure --seed 1 --events 60000 --rate 800 --faults kill:12,broker-restart:1,wipe:1,workers:1
+	$(BIN)/joinmesh chaos --secure --seed 8 --events 40000 --rate 600 --faults kill:8,broker-kill:1,migrate:2 --feedback on
 
 broker: sync ## a Kafka broker on localhost:9092 (stop it: .venv/bin/joinmesh broker down)
 	$(BIN)/joinmesh broker up $(ARGS)

@@ -19,6 +19,7 @@ from services.generator.sequence import Sequence, sequence
 from services.generator.workload import Workload, shape_of
 from services.runtime.kafka import client_config, ensure_topics, source_partitions, topic_offsets
 from services.runtime.queries import parse_queries
+from services.runtime.security.refusals import refusal
 
 SLICE = 20_000
 QUEUE = 400_000
@@ -107,9 +108,9 @@ def _produce(
 ) -> float:
     errors: list[str] = []
 
-    def failed(error: KafkaError | None, _: Any) -> None:
+    def failed(error: KafkaError | None, message: Any) -> None:
         if error is not None and len(errors) < 1:
-            errors.append(str(error))
+            errors.append(str(refusal(mesh, error, message.topic(), "write") or error.str()))
 
     producer = Producer(
         client_config(

@@ -26,6 +26,7 @@ from services.runtime.failpoints import failpoint
 from services.runtime.health import Health
 from services.runtime.kafka import client_config, left_open
 from services.runtime.report import Durations, Reporter
+from services.runtime.security.refusals import raise_refused, refusal
 from services.runtime.service import Arguments, end_when_fatal, end_when_lost
 from topology.join.admission import Admission, check_barrier, check_epoch
 from topology.plan.plan import Input, Plan
@@ -135,7 +136,7 @@ class Sink:
     def run(self) -> None:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._stop)
-        self.producer.init_transactions(60)
+        self._begin_transactions()
         self._clear()
         self.consumer.subscribe(
             [self.source], on_assign=self._assigned, on_revoke=self._revoked, on_lost=end_when_lost("sink")
@@ -160,6 +161,13 @@ class Sink:
         self._report()
         self.consumer.close()
         log.info("stopped after %s results", f"{self.counts['rows_out']:,}")
+
+    def _begin_transactions(self) -> None:
+        try:
+            self.producer.init_transactions(60)
+        except KafkaException as error:
+            prefix = f"{self.mesh.name}.{self.query}.sink-"
+            raise refusal(self.mesh, error.args[0], prefix, "write with") or error from None
 
     def _is_to_close(self, nothing_waits: bool) -> bool:
         """A transaction ends as soon as nothing waits for it, but no sooner after the last one than that took."""
@@ -226,6 +234,7 @@ class Sink:
             self.next.pop(place.partition, None)
 
     def _fetch_error(self, error: KafkaError) -> None:
+        raise_refused(self.mesh, error, self.source)
         if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
             raise StateError(f"{self.source} no longer holds the next block to write: {error.str()}")
         if error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):
