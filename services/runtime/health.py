@@ -82,6 +82,10 @@ class Health:
     def alive(self) -> bool:
         return self.stuck_s < self.limit_s
 
+    @property
+    def is_ready(self) -> bool:
+        return self.ready
+
     def check(self) -> None:
         if not self.alive:
             raise MachineError(
@@ -98,7 +102,7 @@ class Health:
             def do_GET(self) -> None:
                 said = {
                     "/live": (health.alive, f"no step for {health.stuck_s:.0f} s, {health._lag} to read"),
-                    "/ready": (health.ready, "partitions assigned" if health.ready else "not assigned yet"),
+                    "/ready": (health.is_ready, "partitions assigned" if health.is_ready else "not assigned yet"),
                 }.get(self.path)
                 good, text = said if said is not None else (False, "ask for /live or /ready")
                 self.send_response(404 if said is None else 200 if good else 503)
