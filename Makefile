@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.synced
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker clean
+.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos scale-test broker clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,11 @@ chaos: sync ## the long fault runs, each audited: kills, points of the step, bro
 	$(BIN)/joinmesh chaos --seed 7 --events 60000 --rate 600 --faults disk-full:3
 	$(BIN)/joinmesh chaos --seed 8 --events 60000 --rate 600 --faults kill:20,wipe:3,broker-kill:1 --feedback on
 	$(BIN)/joinmesh chaos --seed 9 --events 60000 --rate 600 --faults kill:20,workers:2,pause:2 --feedback auto
+
+scale-test: sync ## 2 million events with 3 workers a node, 2 of ingest and sink: rolling restart of everything, audited; then 1 to 4 workers and back, and a drain
+	$(BIN)/python -m tests.benchmarks.scale rolling
+	$(BIN)/python -m tests.benchmarks.scale scale --events 600000
+	$(BIN)/python -m tests.benchmarks.scale drain --events 600000
 
 broker: sync ## a Kafka broker on localhost:9092 (stop it: .venv/bin/joinmesh broker down)
 	$(BIN)/joinmesh broker up $(ARGS)

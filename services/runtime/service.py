@@ -148,7 +148,7 @@ def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:
             load_mesh(given.file), Path(given.data), given.query, given.node, given.instance, given.health, given.run
         )
         code = serve(arguments) or 0
-    except JoinmeshError as error:
+    except Exception as error:
         end(what, error)
     sys.stdout.flush()
     sys.stderr.flush()
