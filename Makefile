@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.synced
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker sbom pip-audit secure-test clean
+.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker sbom pip-audit secure-test scale-test clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,11 @@ secure-test: sync ## the demo and fault runs on a broker with TLS, one password 
 	$(BIN)/joinmesh demo --secure --dir .joinmesh/demo-secure
 	$(BIN)/joinmesh chaos --secure --seed 1 --events 60000 --rate 800 --faults kill:12,broker-restart:1,wipe:1,workers:1
 	$(BIN)/joinmesh chaos --secure --seed 8 --events 40000 --rate 600 --faults kill:8,broker-kill:1,migrate:2 --feedback on
+
+scale-test: sync ## 2 million events with 3 workers a node, 2 of ingest and sink: rolling restart of everything, audited; then 1 to 4 workers and back, and a drain
+	$(BIN)/python -m tests.benchmarks.scale rolling
+	$(BIN)/python -m tests.benchmarks.scale scale --events 600000
+	$(BIN)/python -m tests.benchmarks.scale drain --events 600000
 
 broker: sync ## a Kafka broker on localhost:9092 (stop it: .venv/bin/joinmesh broker down)
 	$(BIN)/joinmesh broker up $(ARGS)

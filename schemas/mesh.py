@@ -7,7 +7,7 @@ business (`topology.query.cql`), not this file's.
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -50,6 +50,7 @@ class Stream:
 Feedback = Literal["on", "off", "auto"]
 Routing = Literal["fixed", "eddy"]
 ADMIN = "admin"  # who runs commands: makes topics, changes plans, reads reports
+Placement = Literal["per-service", "together"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Mesh:
     routing: Mapping[str, Routing] = field(
         default_factory=dict
     )  # query -> in which order rows of an M-Join meet its inputs; fixed if not named
+    workers: Mapping[str, int] = field(default_factory=dict)  # by `<query>.j1`, `j1`, `ingest`, …; 1 if not named
+    placement: Placement = "per-service"
     file: str = "mesh.yaml"
     query_lines: Mapping[str, int] = field(default_factory=dict)  # line of each query's first text line in the file
     service: str = ADMIN  # who asks Kafka with it: what `${service}` stands for
@@ -87,6 +90,15 @@ class Mesh:
 
     def is_heralded(self, query: str) -> bool:
         return self.heralds.get(query, self.feedback.get(query, "off") != "off")
+
+    def workers_of(self, service: str) -> int:
+        """How many workers a service has: by its own name, else by what it is in every query (`j1`, `sink`).
+
+        >>> mesh = Mesh("m", {}, 4, {}, {}, workers={"j1": 2, "q.j1": 3})
+        >>> mesh.workers_of("q.j1"), mesh.workers_of("other.j1"), mesh.workers_of("ingest")
+        (3, 2, 1)
+        """
+        return self.workers.get(service, self.workers.get(service.rpartition(".")[2], 1))
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
@@ -111,6 +123,8 @@ _UNITS_MS = {
     "days": 86_400_000,
 }
 REFERENCE = re.compile(r"\$\{(?:(service)|(file|env):([^{}]+))\}")  # in a value of `kafka:`
+_WORKERS = re.compile(r"(ingest|sink|j[1-9][0-9]*)\Z")
+WORKERS_MOST = 1024
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
 
 
@@ -141,6 +155,23 @@ def did_you_mean(word: str, choices: object) -> str:
     if close:
         return f"; did you mean `{close[0]}`?"
     return f"; use one of {', '.join(f'`{n}`' for n in names)}" if 0 < len(names) <= 12 else ""
+
+
+def checked_workers(service: str, count: object, queries: Iterable[str], partitions: int) -> int:
+    """How many workers a service is to have, if that makes sense."""
+    query, _, role = service.rpartition(".")
+    if role == "controller":
+        raise ValueError("`workers` names the controller, of which there is one; take it out")
+    if not _WORKERS.match(role) or (query and role == "ingest"):
+        known = ("ingest", "sink", "j1", *(f"{name}.{what}" for name in queries for what in ("j1", "sink")))
+        raise ValueError(f"`workers` names `{service}`, which is no service{did_you_mean(service, known)}")
+    if query and query not in queries:
+        raise ValueError(f"`workers` names a query `{query}` that is not there{did_you_mean(query, queries)}")
+    most = WORKERS_MOST if role == "ingest" else partitions
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
+        why = "" if role == "ingest" else " (`partitions`: each is one worker's)"
+        raise ValueError(f"workers of `{service}` must be a whole number from 1 to {most}{why}, not {count!r}")
+    return count
 
 
 def load_mesh(file: str | Path) -> Mesh:
@@ -229,7 +260,10 @@ class _Reader:
         top = self.table(
             root,
             "the mesh file",
-            ("mesh", "kafka", "partitions", "streams", "queries", "plans", "feedback", "heralds", "routing"),
+            (
+                *("mesh", "kafka", "partitions", "streams", "queries", "plans", "feedback", "heralds", "routing"),
+                *("workers", "placement"),
+            ),
         )
         for needed in ("mesh", "kafka", "streams", "queries"):
             if needed not in top:
@@ -257,11 +291,12 @@ class _Reader:
         if not queries:
             raise self.fail("`queries` is empty; write at least one", top["queries"])
         plans = self.of_queries(top, "plans", queries)
+        partitions = self.partitions(top.get("partitions"))
         feedback, heralds, routing = (self.of_queries(top, key, queries) for key in ("feedback", "heralds", "routing"))
         return Mesh(
             name=name,
             kafka=self.kafka(top["kafka"]),
-            partitions=self.partitions(top.get("partitions")),
+            partitions=partitions,
             streams=streams,
             queries={self.name(k, "query", v): self.text(v, f"query `{k}`") for k, v in queries.items()},
             plans={k: self.text(v, f"plan of `{k}`") for k, v in plans.items()},
@@ -273,6 +308,13 @@ class _Reader:
             routing={
                 k: cast(Routing, self.one_of(v, f"routing of `{k}`", "fixed", "eddy")) for k, v in routing.items()
             },
+            workers=self.workers(top, queries, partitions),
+            placement=cast(
+                Placement,
+                self.one_of(top["placement"], "`placement`", "per-service", "together")
+                if "placement" in top
+                else "per-service",
+            ),
             file=self.file,
             query_lines={
                 k: v.start_mark.line + (2 if getattr(v, "style", None) in ("|", ">") else 1) for k, v in queries.items()
@@ -302,6 +344,15 @@ class _Reader:
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 1024:
             raise self.fail(f"`partitions` must be a whole number from 1 to 1024, not {count!r}", node)
         return count
+
+    def workers(self, top: dict[str, yaml.Node], queries: dict[str, yaml.Node], partitions: int) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for key, node in (self.table(top["workers"], "`workers`") if "workers" in top else {}).items():
+            try:
+                found[key] = checked_workers(key, self.value(node), queries, partitions)
+            except ValueError as error:
+                raise self.fail(str(error), node) from None
+        return found
 
     def stream(self, name: str, node: yaml.Node) -> Stream:
         what = f"stream `{name}`"

@@ -138,6 +138,8 @@ def test_the_readme_explains_every_key_of_the_mesh_file() -> None:
             "streams.<name>",
             "queries.<name>",
             "plans.<query>",
+            "workers.<service>",
+            "placement",
             "feedback.<query>",
             "heralds.<query>",
             "routing.<query>",

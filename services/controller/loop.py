@@ -5,8 +5,6 @@ that runs is refused, because states and topics were built for that one.
 """
 
 import logging
-import signal
-import threading
 import time
 
 from schemas.control import PlanPublished
@@ -25,10 +23,8 @@ log = logging.getLogger("joinmesh.controller")
 
 
 def serve(arguments: Arguments) -> None:
-    mesh = arguments.mesh
-    stop = threading.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: stop.set())
+    mesh, stop = arguments.mesh, arguments.stop
+    stop.listen()
     health, sender = arguments.new_health(), Sender(mesh)
     plans = publish_plans(mesh, sender)
     reporter, audits = Reporter(mesh, sender.producer, "controller", "controller"), AuditWatch(mesh)

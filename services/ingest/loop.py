@@ -8,7 +8,6 @@ begins from what is committed.
 """
 
 import logging
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,10 +27,11 @@ from services.runtime.failpoints import failpoint
 from services.runtime.flow import Flow
 from services.runtime.health import Health
 from services.runtime.kafka import client_config, source_partitions
+from services.runtime.membership import HEARTBEAT_MS, SESSION_MS, leave
 from services.runtime.producer import Sender
 from services.runtime.report import Reporter
 from services.runtime.security.refusals import raise_refused
-from services.runtime.service import Arguments, end_when_fatal, end_when_lost
+from services.runtime.service import Arguments, Stop, end_when_fatal, end_when_lost
 from topology.ingest import account
 from topology.ingest.effects import Assign, Commit, Effect, Emit, Flush, Pause, Place, Resume, SetAside, Warn
 from topology.ingest.epochs import Published
@@ -59,7 +59,8 @@ def serve(arguments: Arguments) -> None:
             group_instance_id=f"{mesh.name}.ingest-{instance}",
             enable_auto_commit=False,
             auto_offset_reset="error",
-            session_timeout_ms=10_000,
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
             fetch_wait_max_ms=100,  # the broker answers with the first record; else it is asked ten times a second
             fetch_min_bytes=1,
             fetch_message_max_bytes=512 << 10,
@@ -74,7 +75,10 @@ def serve(arguments: Arguments) -> None:
     reporter = Reporter(mesh, sender.producer, "ingest", f"ingest-{instance}")
     counts = source_partitions(mesh, [mesh.streams[name] for name in used])
     health, control = arguments.new_health(), ControlWatch(mesh)
-    Ingest(mesh, plans, counts, consumer, sender, reporter, health=health, control=control).run()
+    ingest = Ingest(mesh, plans, counts, consumer, sender, reporter, health=health, control=control)
+    ingest.run(arguments.stop)
+    if arguments.stop.for_good:
+        leave(mesh, f"{mesh.name}.ingest", f"{mesh.name}.ingest-{instance}")
 
 
 class Ingest:
@@ -91,7 +95,7 @@ class Ingest:
         settings: IngestSettings | None = None,
         clock: Any = time,
     ) -> None:
-        self.mesh, self.stopping, self.clock = mesh, False, clock
+        self.mesh, self.clock = mesh, clock
         self.consumer, self.sender, self.reporter, self.health = consumer, sender, reporter, health or Health()
         self.control, self.waits = control, Waits()
         self.flows: dict[str, list[Flow]] = {}  # query -> what watches its nodes
@@ -101,16 +105,15 @@ class Ingest:
             self._watch_nodes(*known[-1])
         self.first_event_ms: int | None = None
 
-    def run(self) -> None:
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, self._stop)
+    def run(self, stop: Stop) -> None:
+        stop.listen()
         self.consumer.subscribe(
             list(self.core.by_topic), on_assign=self._assigned, on_revoke=self._revoked, on_lost=end_when_lost("ingest")
         )
         log.info("reading %s", ", ".join(self.core.by_topic))
         commit_due = control_due = time.monotonic()
         self.health.watch()
-        while not self.stopping:
+        while not stop.is_asked:
             self.health.beat()
             self._fetch(self.waits.patience_s(time.monotonic(), min(commit_due, control_due)))
             if self._may_send():
@@ -134,9 +137,6 @@ class Ingest:
         self.consumer.close()
         log.info("stopped after %s events", f"{self.core.counts['events_in']:,}")
 
-    def _stop(self, *_: Any) -> None:
-        self.stopping = True
-
     # -- what is handed over
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
@@ -148,6 +148,7 @@ class Ingest:
         self.health.ready = True
 
     def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:
+        self.health.ready = False
         self._do(self.core.revoked([(place.topic, place.partition) for place in places]))
 
     def _fetch(self, patience_s: float) -> None:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import faust
 import mode
@@ -22,18 +22,20 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, T
 from faust.types import TP
 
 from schemas import topics
+from schemas.control import PlanPublished
 from schemas.errors import JoinmeshError, StateError
 from schemas.mesh import Mesh
 from services.join_node.host import PartitionHost
-from services.runtime.control import derive_plan, wait_for_history
+from services.runtime.control import derive_plan
 from services.runtime.flow import Flow, Pace, Places
 from services.runtime.health import Health
+from services.runtime.membership import HEARTBEAT_MS, SESSION_MS
 from services.runtime.producer import Sender
 from services.runtime.report import Durations, Reporter
 from services.runtime.rocks import open_newest
 from services.runtime.security.for_faust import faust_brokers, faust_credentials
-from services.runtime.service import EX_CONFIG, Arguments
-from services.runtime.store import Cache, NodeStore
+from services.runtime.service import end
+from services.runtime.store import CACHE_BYTES, Cache, NodeStore
 from topology.restraint.heralding.heralding import Heralding
 from topology.restraint.hiding import Hiding
 from topology.restraint.suspension.memo import FeedbackMemo
@@ -48,15 +50,6 @@ TOGETHER_LEAST_S, TOGETHER_MOST_S = 0.01, 0.05  # how long steps wait for those 
 BLOCK_S = 0.0015  # that a small block takes receivers and broker: as long as several wait for those behind them
 BEHIND_SHARE = 0.2  # of the time since there was last nothing to do
 TURNS = 10
-
-
-def serve(arguments: Arguments) -> int:
-    if arguments.query is None or arguments.node is None:
-        raise JoinmeshError("a join node needs --query and --node")
-    worker = NodeWorker(
-        arguments.mesh, arguments.query, arguments.node, arguments.instance, arguments.data, arguments.new_health()
-    )
-    return worker.run()
 
 
 class OwnOffsetsConsumer(Consumer):
@@ -105,27 +98,38 @@ class NodeApp(faust.App):
 class NodeWorker:
     """All partitions of one join node that this process has."""
 
-    def __init__(self, mesh: Mesh, query: str, node: str, instance: int, data: Path, health: Health) -> None:
-        self.mesh, self.query, self.node_id, self.health = mesh, query, node, health
-        self.directory = data / query / node
-        self.cache, self.sender, self.steps = Cache(), Sender(mesh), Durations()
-        # Read before the consumer starts: Faust delivers all topics through one loop, so waiting for the control topic
-        # inside it would
-        # wait for ever behind a full input buffer.
-        self.history = wait_for_history(mesh, query)
+    def __init__(
+        self,
+        mesh: Mesh,
+        node: tuple[str, str],
+        instance: int,
+        data: Path,
+        health: Health,
+        history: list[PlanPublished],
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        """`node`: query and node. `history`: the query's plans, read before the consumer starts: Faust delivers all
+        topics through one loop, so waiting for the control topic inside it would wait for ever behind a full input
+        buffer."""
+        query, name = node
+        self.mesh, self.query, self.node_id, self.health = mesh, query, name, health
+        self.directory = data / query / name
+        self.cache, self.sender, self.steps = Cache(cache_bytes), Sender(mesh), Durations()
+        self.history = history
         self.published, plan = self.history[-1], derive_plan(mesh, self.history[-1])
         self.places: Places | None = None
         self.flow: Flow | None = None
         if self.published.feedback != "off":
-            self.places, target = Places(mesh, query, instance), plan.node(node).target
+            self.places, target = Places(mesh, query, instance), plan.node(name).target
             if target != "out":
                 self.flow = Flow(mesh, query, [topics.node_in(mesh.name, query, target)], self.sender.delivered)
         self.hosts: dict[int, PartitionHost] = {}
-        self.input_topic = topics.node_in(mesh.name, query, node)
-        self.feedback_topic = topics.node_feedback(mesh.name, query, node)
-        self.failure: BaseException | None = None
+        self.input_topic = topics.node_in(mesh.name, query, name)
+        self.feedback_topic = topics.node_feedback(mesh.name, query, name)
+        self.group = f"{mesh.name}.{query}.{name}"
+        self.member = f"{self.group}-{instance}"
         self.reporter = Reporter(
-            mesh, self.sender.producer, "join_node", f"{query}.{node}-{instance}", disk=data, query=query, node=node
+            mesh, self.sender.producer, "join_node", f"{query}.{name}-{instance}", disk=data, query=query, node=name
         )
         self.taken = 0
         self.pace = Pace()
@@ -135,17 +139,17 @@ class NodeWorker:
         self._together = 0  # how many these are
         self._rested = time.monotonic()  # when there was last nothing to do
         self._due = 0.0  # when the next blocks may follow the last ones
-        self.app = self._app(instance)
+        self.app = self._app()
 
-    def _app(self, instance: int) -> NodeApp:
-        group = f"{self.mesh.name}.{self.query}.{self.node_id}"
+    def _app(self) -> NodeApp:
+        (self.directory / "faust").mkdir(mode=0o700, parents=True, exist_ok=True)
         app = NodeApp(
-            group,
+            self.group,
             broker=faust_brokers(self.mesh),
             broker_credentials=faust_credentials(self.mesh),
-            consumer_group_instance_id=f"{group}-{instance}",
-            broker_session_timeout=10.0,
-            broker_heartbeat_interval=3.0,
+            consumer_group_instance_id=self.member,
+            broker_session_timeout=SESSION_MS / 1000,
+            broker_heartbeat_interval=HEARTBEAT_MS / 1000,
             broker_request_timeout=90.0,
             broker_max_poll_records=64,
             consumer_auto_offset_reset="earliest",
@@ -173,29 +177,19 @@ class NodeWorker:
         if self.published.feedback != "off":
             app.agent(app.topic(self.feedback_topic, **raw), name="feedback")(self._relay)
         app.on_partitions_revoked.connect(self._revoked)
+        app.on_partitions_assigned.connect(self._shared_out)
         app.task(self._tend)
         return app
 
-    def run(self) -> int:
-        (self.directory / "faust").mkdir(mode=0o700, parents=True, exist_ok=True)
-        worker = faust.Worker(self.app, loglevel="WARN", override_logging=False, quiet=True)
-        try:
-            worker.execute_from_commandline()
-        except SystemExit as exit:
-            if exit.code not in (None, 0):
-                self.failure = self.failure or RuntimeError("the worker stopped on an error; see above")
-        except BaseException as error:
-            self.failure = self.failure or error
+    def close(self) -> None:
+        """Stop here and now: what was taken is durable and sent, what was not is read again."""
+        self._commit(*self.hosts.values())
+        self._report()
+        self.sender.flush(10)
         for host in self.hosts.values():
             host.close()
-        self.sender.producer.flush(10)
-        if self.failure is not None:
-            if isinstance(self.failure, JoinmeshError):
-                raise self.failure
-            log.error("stopped: %r", self.failure)
-            return 1
-        log.info("stopped")
-        return 0
+        self.hosts.clear()
+        log.info("%s stopped", self.member)
 
     async def assigned(self, assignment: set[TP], consumer: Any) -> dict[TP, int]:
         """Open the state of every partition that is ours now; gives the offset each topic is to be read from."""
@@ -263,10 +257,15 @@ class NodeWorker:
         return start if stored is None else stored
 
     async def _revoked(self, *_: Any, **__: Any) -> None:
+        self.health.ready = False
         # A step runs to its end before anything else on this loop, so none is in flight here.
         self._report()
         for partition in list(self.hosts):
             self.hosts.pop(partition).close()
+
+    async def _shared_out(self, *given: Any, **__: Any) -> None:
+        """A worker that gets no partition is ready, too: nothing is sought then."""
+        self.health.ready = self.health.ready or not given[-1]
 
     async def _relay(self, stream: AsyncIterable[Any]) -> None:
         async for event in stream.events():  # type: ignore[attr-defined]
@@ -324,16 +323,9 @@ class NodeWorker:
         finally:
             self._busy += time.perf_counter() - begun
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> NoReturn:
         """State in memory may be ahead of the disk: end the process, so that it starts again from what is stored."""
-        import os
-        import sys
-
-        if isinstance(error, JoinmeshError):
-            print(f"joinmesh join_node: {error}", file=sys.stderr, flush=True)
-            os._exit(EX_CONFIG if isinstance(error, StateError) else 1)
-        log.exception("step failed", exc_info=error)
-        os._exit(1)
+        end("join_node", error)
 
     async def _tend(self) -> None:
         """Take deliveries and write reports."""

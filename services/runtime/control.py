@@ -133,17 +133,18 @@ class ControlWatch:
 
 def wait_for_plans(mesh: Mesh, queries: Iterable[str]) -> dict[str, tuple[PlanPublished, Plan]]:
     """The newest plans of these queries, waiting for the controller to publish them."""
-    found = _wait_for(mesh, list(queries))
+    found = wait_for_histories(mesh, queries)
     return {query: (plans[-1], derive_plan(mesh, plans[-1])) for query, plans in found.items()}
 
 
 def wait_for_history(mesh: Mesh, query: str) -> list[PlanPublished]:
     """All plans of a query, oldest first, waiting for the controller to publish one."""
-    return _wait_for(mesh, [query])[query]
+    return wait_for_histories(mesh, [query])[query]
 
 
-def _wait_for(mesh: Mesh, wanted: list[str]) -> dict[str, list[PlanPublished]]:
-    told = 0.0
+def wait_for_histories(mesh: Mesh, queries: Iterable[str]) -> dict[str, list[PlanPublished]]:
+    """The same for several queries."""
+    wanted, told = list(queries), 0.0
     while True:
         plans = read_history(mesh)
         if all(query in plans for query in wanted):

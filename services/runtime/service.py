@@ -8,10 +8,14 @@ and one clear last line, so that a supervisor does not restart it for nothing; a
 import argparse
 import logging
 import os
+import re
+import signal
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -25,6 +29,34 @@ from services.runtime.security.secrets import hide, hide_in_logs
 EX_CONFIG = 78
 
 
+class Stop:
+    """That a service is asked to stop: by SIGTERM for now, by SIGINT for good.
+
+    A worker that stops for good leaves its consumer group, so that others have its partitions at once. One that comes
+    back stays a member: its partitions wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._asked, self.for_good = threading.Event(), False
+
+    def listen(self) -> None:
+        """From now on signals ask; before, they end the process. A service in a thread leaves that to its host."""
+        if threading.current_thread() is threading.main_thread():
+            for name in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(name, lambda number, _: self.ask(for_good=number == signal.SIGINT))
+
+    def ask(self, for_good: bool = False) -> None:
+        self.for_good = self.for_good or for_good
+        self._asked.set()
+
+    @property
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._asked.wait(seconds)
+
+
 @dataclass(frozen=True)
 class Arguments:
     mesh: Mesh
@@ -33,10 +65,15 @@ class Arguments:
     node: str | None
     instance: int
     health: str | None = None
+    run: str | None = None  # of a host: which services
+    stop: Stop = field(default_factory=Stop)
+    healths: dict[str, Health] | None = None  # of a service in a host: where it puts its own
 
     def new_health(self) -> Health:
         """The service's health, served over HTTP when asked for."""
         health = Health()
+        if self.healths is not None:
+            self.healths[threading.current_thread().name] = health
         if self.health is not None:
             health.serve(self.health)
         return health
@@ -95,12 +132,19 @@ def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m services.{what}", description=f"the {what} service of a mesh")
     parser.add_argument("-f", "--file", default="mesh.yaml", help="mesh file")
     parser.add_argument("--data", default=".joinmesh", help="directory for state")
-    parser.add_argument("--query", help="the query this process works for")
-    parser.add_argument("--node", help="the join node this process is, such as j1")
+    if what == "host":
+        parser.add_argument("--run", metavar="NAME[,NAME…]", required=True, help="services to run here, or all")
+    else:
+        parser.add_argument("--query", help="the query this process works for")
+        parser.add_argument("--node", help="the join node this process is, such as j1")
     parser.add_argument(
-        "--instance", type=int, default=0, help="number of this worker among several of the same service"
+        "--instance",
+        type=ordinal,
+        default=os.environ.get("JOINMESH_INSTANCE", "0"),
+        help="number of this worker among several of the same service, or a pod's name that ends in it",
     )
     parser.add_argument("--health", metavar="[HOST:]PORT", help="answer GET /live, /ready and /metrics here")
+    parser.set_defaults(query=None, node=None, run=None)
     given = parser.parse_args()
     logging.basicConfig(
         level=os.environ.get("JOINMESH_LOG", "INFO"),
@@ -109,22 +153,44 @@ def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:
     )
     for noisy in ("faust", "mode", "aiokafka", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # It warns whenever a group shares out anew; what goes wrong for good is an error, or ends the process.
+    logging.getLogger("aiokafka.consumer.group_coordinator").setLevel(logging.ERROR)
     hide_in_logs()
     os.umask(0o077)  # what a service writes is nobody else's business
+    mesh = None
     try:
         mesh = load_mesh(given.file).asked_by(service_name(what, given.query, given.node))
-        check_rights(mesh)
-        arguments = Arguments(mesh, Path(given.data), given.query, given.node, given.instance, given.health)
+        if what != "host":  # whose services ask each for themselves
+            check_rights(mesh)
+        arguments = Arguments(mesh, Path(given.data), given.query, given.node, given.instance, given.health, given.run)
         code = serve(arguments) or 0
-    except MachineError as error:
-        print(hide(f"joinmesh {what}: {error}"), file=sys.stderr, flush=True)
-        code = 1
-    except JoinmeshError as error:
-        print(hide(f"joinmesh {what}: {error}"), file=sys.stderr, flush=True)
-        code = EX_CONFIG
-    except KafkaException as error:
-        print(hide(f"joinmesh {what}: {said_by_kafka(mesh, error)}"), file=sys.stderr, flush=True)
-        code = 1
+    except Exception as error:
+        end(what, error, mesh)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # library threads must not keep a stopped service alive
+
+
+def end(what: str, error: BaseException, mesh: Mesh | None = None) -> NoReturn:
+    """End the process with the last line and the code that a failure calls for. `mesh`: as the service sees it, for
+    what Kafka refused it."""
+    if isinstance(error, JoinmeshError):
+        print(hide(f"joinmesh {what}: {error}"), file=sys.stderr, flush=True)
+        os._exit(1 if isinstance(error, MachineError) else EX_CONFIG)
+    if isinstance(error, KafkaException) and mesh is not None:
+        print(hide(f"joinmesh {what}: {said_by_kafka(mesh, error)}"), file=sys.stderr, flush=True)
+        os._exit(1)
+    logging.getLogger("joinmesh").error("%s failed", what, exc_info=error)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def ordinal(text: str) -> int:
+    """
+    >>> ordinal("2"), ordinal("shop-orders-j1-2")
+    (2, 2)
+    """
+    found = re.search(r"(?:\A|-)(\d+)\Z", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor a name that ends in -<number>")
+    return int(found[1])

@@ -6,7 +6,6 @@ when; a second sink with the same transactional id fences the first.
 """
 
 import logging
-import signal
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -25,9 +24,10 @@ from services.runtime.dead import dead_letter
 from services.runtime.failpoints import failpoint
 from services.runtime.health import Health
 from services.runtime.kafka import client_config, left_open
+from services.runtime.membership import HEARTBEAT_MS, SESSION_MS, leave
 from services.runtime.report import Durations, Reporter
 from services.runtime.security.refusals import raise_refused, refusal
-from services.runtime.service import Arguments, end_when_fatal, end_when_lost
+from services.runtime.service import Arguments, Stop, end_when_fatal, end_when_lost
 from topology.join.admission import Admission, check_barrier, check_epoch
 from topology.plan.plan import Input, Plan
 from topology.results.results import ResultEncoder, Results, SequenceFilter
@@ -85,7 +85,8 @@ def serve(arguments: Arguments) -> None:
             group_instance_id=name,
             enable_auto_commit=False,
             auto_offset_reset="error",
-            session_timeout_ms=10_000,
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
             fetch_wait_max_ms=500,
             fetch_min_bytes=1,
             isolation_level="read_committed",
@@ -101,7 +102,10 @@ def serve(arguments: Arguments) -> None:
     def newest() -> int:
         return read_plans(mesh)[query].epoch
 
-    Sink(mesh, plan, published.epoch, consumer, producer, reporter, arguments.new_health(), newest).run()
+    sink = Sink(mesh, plan, published.epoch, consumer, producer, reporter, arguments.new_health(), newest)
+    sink.run(arguments.stop)
+    if arguments.stop.for_good:
+        leave(mesh, f"{mesh.name}.{query}.sink", name)
 
 
 class Sink:
@@ -119,7 +123,7 @@ class Sink:
         """`newest` looks up the newest epoch of the query's plans."""
         query = plan.query.name
         self._newest = newest
-        self.mesh, self.query, self.epoch, self.stopping = mesh, query, epoch, False
+        self.mesh, self.query, self.epoch = mesh, query, epoch
         self.consumer, self.producer, self.reporter, self.health = consumer, producer, reporter, health or Health()
         root = Input(plan.root.id, plan.root.aliases, plan.root.columns, ())
         self.admission = Admission(plan, root, 0, mesh.partitions, hashed=False)
@@ -133,9 +137,8 @@ class Sink:
         self.latency = Durations(20_000)
         self.closing = Closing()
 
-    def run(self) -> None:
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, self._stop)
+    def run(self, stop: Stop) -> None:
+        stop.listen()
         self._begin_transactions()
         self._clear()
         self.consumer.subscribe(
@@ -143,7 +146,7 @@ class Sink:
         )
         log.info("writing %s", self.results_topic)
         self.health.watch()
-        while not self.stopping:
+        while not stop.is_asked:
             self.health.beat()
             came = self.consumer.consume(FETCH, 0)
             self._take(came)
@@ -159,6 +162,8 @@ class Sink:
                 self._report()
         self._close_transaction()
         self._report()
+        if self.reporter is not None:
+            self.reporter.producer.flush(10)
         self.consumer.close()
         log.info("stopped after %s results", f"{self.counts['rows_out']:,}")
 
@@ -207,9 +212,6 @@ class Sink:
             log.debug("clearing: %s", error)
         self.producer.abort_transaction(TRANSACTION_PATIENCE_S)
 
-    def _stop(self, *_: Any) -> None:
-        self.stopping = True
-
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         stored = consumer.committed(places, timeout=30)
         for place in stored:
@@ -228,6 +230,7 @@ class Sink:
         self.health.ready = True
 
     def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:
+        self.health.ready = False
         self._close_transaction()
         for place in places:
             self.filters.pop(place.partition, None)
@@ -342,5 +345,3 @@ class Sink:
         self.health.observe(self.counts["blocks_in"], lag)
         self.health.check()
         self.reporter.producer.poll(0)
-        if self.stopping:
-            self.reporter.producer.flush(10)

@@ -1,4 +1,4 @@
-"""One service as a child process: start, watch, restart with backoff, stop, and what its log says.
+"""One process of the mesh as a child: start, watch, restart with backoff, stop, and what its log says.
 
 Invariant: a child never outlives the supervisor (the kernel kills it, see `services.runtime.tied`), its output is
 written to its log file by itself (nothing is lost when the supervisor stalls), and between two starts of a child that
@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from services.runtime.queries import Service
+from services.runtime.placement import Process
 from services.runtime.tied import tied_command
 
 BACKOFF_FIRST_S, HEALTHY_S = 0.1, 60.0
@@ -36,15 +36,12 @@ def next_backoff(last_s: float | None, healthy_s: float) -> float:
 
 
 class Child:
-    def __init__(self, service: Service, mesh_file: str, data: Path) -> None:
-        self.service = service
-        self.command = [sys.executable, "-m", service.module, "-f", mesh_file, "--data", str(data)]
-        if service.query is not None:
-            self.command += ["--query", service.query]
-        if service.node is not None:
-            self.command += ["--node", service.node]
-        self.log_file = data / "logs" / f"{service.name}.log"
+    def __init__(self, process: Process, mesh_file: str, data: Path) -> None:
+        self.process = process
+        self.command = [sys.executable, *process.command(), "-f", mesh_file, "--data", str(data)]
+        self.log_file = data / "logs" / f"{process.name}.log"
         self.restarts = 0
+        self.leaves_by: float | None = None  # it was told to go for good, and has so long
         self.last_line = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
@@ -55,7 +52,7 @@ class Child:
 
     @property
     def name(self) -> str:
-        return self.service.name
+        return self.process.name
 
     @property
     def alive(self) -> bool:
@@ -104,6 +101,18 @@ class Child:
         self.restarts += 1
         self.start()
         return True
+
+    def dismiss(self, within_s: float) -> None:
+        """Tell it to stop and not to come back: its worker leaves its group, so that others take over at once."""
+        self.leaves_by = time.monotonic() + within_s
+        self.signal(signal.SIGINT)
+
+    def is_gone(self) -> bool:
+        """Whether a dismissed one has ended; who does not go in time is killed."""
+        if self.leaves_by is None or (self.alive and time.monotonic() < self.leaves_by):
+            return False
+        self.signal(signal.SIGKILL)
+        return self.wait(10)
 
     def signal(self, how: signal.Signals) -> None:
         if self._process is not None and self.alive:

@@ -115,11 +115,16 @@ class IdleWatch:
         self._seen: tuple[object, ...] = ()
         self._since_ms = self.began_ms
 
+    @staticmethod
+    def _of(reports: dict[str, Report], name: str) -> dict[str, Report]:
+        """Of a worker, or of all workers of a service."""
+        return {name: reports[name]} if name in reports else instances(reports, name)
+
     def waiting_for(self, reports: dict[str, Report]) -> str:
         """How far it is, in a few words, for a person who waits."""
         words = []
         for service in self.services:
-            mine = [r for r in instances(reports, service).values() if float(r.get("at_ms", 0)) >= self.began_ms]
+            mine = [r for r in self._of(reports, service).values() if float(r.get("at_ms", 0)) >= self.began_ms]
             lag = sum(int(r.get("lag") or 0) for r in mine)
             words += (
                 [f"{service} has {lag:,} to read" if mine else f"{service} has not reported yet"]
@@ -134,7 +139,7 @@ class IdleWatch:
         oldest_ms = float("inf")
         waiting = False
         for service in self.services:
-            mine = {k: r for k, r in instances(reports, service).items() if float(r.get("at_ms", 0)) >= self.began_ms}
+            mine = {k: r for k, r in self._of(reports, service).items() if float(r.get("at_ms", 0)) >= self.began_ms}
             waiting = waiting or not mine
             for key, report in sorted(mine.items()):
                 waiting = (

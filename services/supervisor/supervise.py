@@ -1,4 +1,4 @@
-"""Runs a mesh in the foreground: topics, one child per service, restarts, a clean stop.
+"""Runs a mesh in the foreground: topics, a child per process, restarts, more and fewer workers, a clean stop.
 
 Invariant: one supervisor per data folder (a lock the kernel holds), and when `run` returns no child is alive. The order
 of stopping is the order of the data: ingest first, so that what is on its way can still be taken in.
@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -17,6 +18,7 @@ from typing import IO
 from schemas.errors import JoinmeshError, MachineError
 from schemas.mesh import Mesh
 from services.runtime.kafka import ensure_topics, source_partitions
+from services.runtime.placement import Process, processes_of
 from services.runtime.queries import parse_queries, plan_of, services_of, streams_used, topics_of
 from services.supervisor.child import NO_USE_RESTARTING, Child, how_it_ended
 from services.supervisor.reports import IdleWatch, ReportReader
@@ -35,14 +37,24 @@ def data_dir(mesh: Mesh) -> Path:
 
 class Supervisor:
     def __init__(
-        self, mesh: Mesh, data: Path, say: Say, until_idle_s: float | None = None, health: str | None = None
+        self,
+        mesh: Mesh,
+        data: Path,
+        say: Say,
+        until_idle_s: float | None = None,
+        reread: Callable[[], Mesh] | None = None,
+        health: str | None = None,
     ) -> None:
-        """`health`: answer probes and give the metrics of the whole mesh on this `[host:]port`."""
+        """`reread`: the mesh as its file says now, for SIGHUP. `health`: answer probes and give the metrics of the
+        whole mesh on this `[host:]port`."""
         self.mesh, self.data, self.say, self.until_idle_s = mesh, data.absolute(), say, until_idle_s
         self.queries = parse_queries(mesh)
         for query in self.queries.values():
             plan_of(mesh, query)  # a pinned plan that does not fit is said here, once, not by every service
         self.services = services_of(mesh, self.queries)
+        self.processes = processes_of(mesh, self.services)
+        self._reread, self._rescale = reread, False
+        self._awaited: list[Process] = []
         self.children: list[Child] = []
         self._stop: str | None = None
         self._failed: str | None = None
@@ -59,6 +71,7 @@ class Supervisor:
             source_partitions(self.mesh, [self.mesh.streams[name] for name in streams_used(self.queries)])
             ensure_topics(self.mesh, topics_of(self.mesh, self.queries), self.say)
             before = {how: signal.signal(how, self._on_signal) for how in (signal.SIGINT, signal.SIGTERM)}
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hangup)
             try:
                 self._start()
                 while self._stop is None:
@@ -80,6 +93,9 @@ class Supervisor:
         self.interrupted = True
         self._stop = self._stop or f"got {signal.Signals(number).name}"
 
+    def _on_hangup(self, *_: object) -> None:
+        self._rescale = True
+
     def _start(self) -> None:
         names = [service.name for service in self.services]
         if self._health is not None:
@@ -88,21 +104,56 @@ class Supervisor:
         if self.until_idle_s is not None or self._watching is not None:
             self._reports = ReportReader(self.mesh).from_end()
         if self.until_idle_s is not None:
-            self._idle = IdleWatch(names, self.until_idle_s)
-        for service in self.services:
-            child = Child(service, os.path.abspath(self.mesh.file), self.data)
-            self.children.append(child)
-            child.start()
-        self.say(
-            f"started {len(self.children)} services of mesh {self.mesh.name}:"
-            f" {', '.join(c.name for c in self.children)}"
-        )
+            self._idle = IdleWatch([name for process in self.processes for name in process.workers], self.until_idle_s)
+        for process in self.processes:
+            self._add(process)
+        what = f"{len(self.children)} services"
+        if self.mesh.placement == "together":
+            what = f"{len(self.services)} services in {_counted(len(self.children), 'process', 'processes')}"
+        self.say(f"started {what} of mesh {self.mesh.name}: {', '.join(c.name for c in self.children)}")
         self.say(f"state and logs in {self.data}; Ctrl-C stops")
 
+    def _add(self, process: Process) -> None:
+        child = Child(process, os.path.abspath(self.mesh.file), self.data)
+        self.children.append(child)
+        child.start()
+
+    def _take_workers(self) -> None:
+        """As many workers as the mesh file asks for now: new ones are started, others leave for good."""
+        self._rescale = False
+        if self._reread is None:
+            return
+        try:
+            wanted = processes_of(replace(self._reread(), placement=self.mesh.placement), self.services)
+        except JoinmeshError as error:
+            self.say(f"workers stay as they are: {error}")
+            return
+        staying = [child for child in self.children if child.leaves_by is None]
+        new = [process for process in wanted if process not in [child.process for child in staying]]
+        old = [child for child in staying if child.process not in wanted]
+        for child in old:
+            child.dismiss(STOP_S)
+        self.processes, self._awaited = wanted, new
+        names = [f"+{process.name}" for process in new] + [f"-{child.name}" for child in old]
+        self.say(f"read {self.mesh.file} again: {', '.join(names) or 'as many workers as before'}")
+        if self._idle is not None:
+            self._idle.services = [name for process in wanted for name in process.workers if name != "controller"]
+
     def _watch(self) -> None:
+        if self._rescale:
+            self._take_workers()
+        for child in [child for child in self.children if child.is_gone()]:
+            self.children.remove(child)
+            self.say(f"{child.name} has left")
+        names = {child.name for child in self.children}  # of two of one name the second waits until the first has left
+        for process in [process for process in self._awaited if process.name not in names]:
+            self._awaited.remove(process)
+            self._add(process)
         for child in self.children:
             for line in child.loud_lines():
                 self.say(f"{child.name}: {line}")
+            if child.leaves_by is not None:
+                continue
             code = child.ended()
             if code is not None:
                 self._on_end(child, code)
@@ -148,6 +199,14 @@ class Supervisor:
             for line in child.loud_lines():
                 self.say(f"{child.name}: {line}")
         return clean
+
+
+def _counted(number: int, one: str, more: str) -> str:
+    """
+    >>> _counted(1, "process", "processes")
+    '1 process'
+    """
+    return f"{number} {one if number == 1 else more}"
 
 
 class _lock:

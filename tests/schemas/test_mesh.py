@@ -70,3 +70,39 @@ def test_mistakes(entry: str, message: str) -> None:
     with pytest.raises(MeshFileError) as refused:
         parse(entry)
     assert str(refused.value) == message
+
+
+def test_workers_and_placement() -> None:
+    mesh = parse_mesh(
+        FILE.replace("ENTRY", "table: name") + "workers: {ingest: 2, q.j1: 3, sink: 4}\nplacement: together\n"
+    )
+    assert mesh.placement == "together"
+    assert [mesh.workers_of(name) for name in ("ingest", "q.j1", "q.j2", "q.sink", "controller")] == [2, 3, 1, 4, 1]
+    assert parse("table: name").workers == {}
+    assert parse("table: name").placement == "per-service"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("workers: {ingst: 2}", "`workers` names `ingst`, which is no service; did you mean `ingest`?"),
+        ("workers: {q.ingest: 2}", "`workers` names `q.ingest`, which is no service; did you mean `ingest`?"),
+        ("workers: {controller: 2}", "`workers` names the controller, of which there is one; take it out"),
+        ("workers: {p.j1: 2}", "`workers` names a query `p` that is not there; use one of `q`"),
+        ("workers: {ingest: 0}", "workers of `ingest` must be a whole number from 1 to 1024, not 0"),
+        (
+            "workers: {j1: 5}",
+            "workers of `j1` must be a whole number from 1 to 4 (`partitions`: each is one worker's), not 5",
+        ),
+        (
+            "workers: {sink: two}",
+            "workers of `sink` must be a whole number from 1 to 4 (`partitions`: each is one worker's), not 'two'",
+        ),
+        ("workers: 3", "`workers` must be a table of `name: value` lines"),
+        ("placement: one", "`placement` is `one`; write per-service or together"),
+    ],
+)
+def test_mistakes_in_workers_and_placement(lines: str, message: str) -> None:
+    with pytest.raises(MeshFileError) as refused:
+        parse_mesh(FILE.replace("ENTRY", "table: name") + lines + "\n")
+    assert str(refused.value) == f"mesh.yaml:11: {message}"

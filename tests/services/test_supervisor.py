@@ -32,7 +32,9 @@ from services.cli.main import main
 sys.exit(main(["up", "-f", sys.argv[1], "--data", sys.argv[2]]))
 """
 STEADY = (
-    "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nwhile True: time.sleep(0.05)\n"
+    "import signal, sys, time\n"
+    "for name in (signal.SIGTERM, signal.SIGINT): signal.signal(name, lambda *_: sys.exit(0))\n"
+    "while True: time.sleep(0.05)\n"
 )
 STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(0.05)\n"
 FRAIL = "import sys, time\nprint('2026-01-01 ERROR frail: out of luck', flush=True)\ntime.sleep(0.1)\nsys.exit(3)\n"
@@ -141,6 +143,29 @@ def test_stops_everything_on_a_signal_also_who_does_not_want_to(up: Callable[...
     assert f"got {how.name}; stopping 2 services" in said
     assert "stubborn did not stop within 2 s; killing it" in said
     assert not any(child.is_running() for child in children.values())
+
+
+def test_takes_more_and_fewer_workers_from_the_mesh_file(up: Callable[..., Up], shop_file: Path) -> None:
+    text = shop_file.read_text()
+    shop_file.write_text(text + "workers: {ingest: 2}\n")
+    mesh = up(controller=STEADY, ingest=STEADY, stubborn=STEADY)
+    mesh.wait_for("started 4 services of mesh")
+    mesh.wait_for(": controller, ingest, ingest-1, stubborn")
+    for count, said in (
+        (1, "again: -ingest-1"),
+        (3, "again: +ingest-1, +ingest-2"),
+        (3, "again: as many workers as before"),
+    ):
+        shop_file.write_text(f"{text}workers: {{ingest: {count}}}\n")
+        mesh.process.send_signal(signal.SIGHUP)
+        mesh.wait_for(said)
+    assert "ingest-1 has left" in mesh.wait_for("ingest-1 has left")
+    shop_file.write_text(text + "workers: {ingst: 2}\n")
+    mesh.process.send_signal(signal.SIGHUP)
+    mesh.wait_for("workers stay as they are: ")
+    code, said = mesh.stop()
+    assert code == 0
+    assert "stopping 5 services" in said
 
 
 def test_gives_up_when_restarting_is_of_no_use(up: Callable[..., Up]) -> None:
