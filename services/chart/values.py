@@ -229,7 +229,7 @@ class Check(Value):
             description="sample events that `helm test` writes to each source topic, to see their results come out;"
             " 0: only look. They are real events to every reader of those topics",
             ge=0,
-            le=10000,
+            le=500,
         ),
     ] = 0
     timeout_seconds: Annotated[Seconds, _said("after which `helm test` has failed")] = 120

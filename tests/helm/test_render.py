@@ -144,7 +144,8 @@ QUERIES = {  # layouts that a person might write; the planner says how many node
     "odd": SELF,
     "ODD": SELF,
     "a" * 63: SELF,
-    "flat": f"SELECT o.order_id FROM {ORD} o, {PAY} p, {SHIP} s WHERE o.order_id = p.order_id AND s.order_id = o.order_id",
+    "flat": f"SELECT o.order_id FROM {ORD} o, {PAY} p, {SHIP} s"
+    " WHERE o.order_id = p.order_id AND s.order_id = o.order_id",
 }
 
 
