@@ -21,6 +21,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.helm.chart import CHART, CI, HELM, SCHEMAS, Manifest, helm, values_of
 
 SPACE = "shop"
+DRY = "dry"  # where manifests are only looked at
 OURS = ("statefulsets,deployments,jobs,cronjobs,pods,services,configmaps,serviceaccounts,networkpolicies,"
         "poddisruptionbudgets,persistentvolumeclaims,servicemonitors,prometheusrules")  # fmt: skip
 
@@ -43,7 +44,7 @@ class Story:
 
     def prepare(self) -> None:
         """Namespaces that enforce the standard, the operator's CRDs, and source topics as their producers make them."""
-        for name in (SPACE, "bad"):
+        for name in (SPACE, DRY, "bad"):
             labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
             self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
         crds = next(SCHEMAS.glob("prometheus-operator-*.json"))
@@ -57,7 +58,7 @@ class Story:
         """The laptop's values on the broker of this test."""
         values = values_of("laptop")
         values["mesh"] |= {"kafka": {"bootstrap": self.bootstrap}, **mesh}
-        values["podDisruptionBudget"] = True
+        values |= {"podDisruptionBudget": True, "test": {"events": 50, "timeoutSeconds": 5}}
         return values
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -65,15 +66,14 @@ class Story:
     def every_shape_is_taken(self) -> str:
         count = 0
         for file in CI:
-            text = helm("template", "shop", str(CHART), "--namespace", SPACE, "--values", str(file)).stdout
+            text = self._rendered(file)
             ran = self.cluster.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=text)
             assert "would violate" not in ran.stderr, ran.stderr
             count += ran.stdout.count("serverside-applied")
         return f"{count} manifests of {len(CI)} shapes pass server-side validation and warn of nothing"
 
     def wrong_manifests_are_refused(self) -> str:
-        text = helm("template", "shop", str(CHART), "--namespace", SPACE, "--values", str(CI[0])).stdout
-        made = [manifest for manifest in yaml.safe_load_all(text) if manifest]
+        made = [manifest for manifest in yaml.safe_load_all(self._rendered(CI[0])) if manifest]
         node = next(manifest for manifest in made if manifest["kind"] == "StatefulSet")
         check = next(manifest for manifest in made if manifest["kind"] == "Pod")
         node["spec"]["template"]["spec"]["terminationGracePeriod"] = 45
@@ -98,10 +98,12 @@ class Story:
 
     def helm_test_fails_where_nobody_works(self) -> str:
         """No container runs here, so the check must say so."""
-        ran = self._run("test", "shop", "--timeout=60s")
-        assert ran.returncode != 0
+        ran = self._run("test", "shop", "--timeout=120s")
+        assert ran.returncode != 0, ran.stdout
         said = self._message("app.kubernetes.io/component=check")
-        assert "controller, ingest, paid_orders.j1, paid_orders.j2, paid_orders.sink of mesh shop: no report" in said
+        assert "controller, ingest, paid_orders.j1, paid_orders.j2, paid_orders.sink of mesh shop: no report" in said, (
+            said
+        )
         return "helm test names the services that do not speak"
 
     def scale_touches_nothing_else(self) -> str:
@@ -195,6 +197,12 @@ class Story:
         file = self.folder / "values.yaml"
         file.write_text(yaml.safe_dump(values))
         return "--values", str(file)
+
+    def _rendered(self, file: Path) -> str:
+        """A shape's manifests; its accounts are made, because the server looks for the account of a pod."""
+        text = helm("template", "shop", str(CHART), "--namespace", DRY, "--values", str(file)).stdout
+        self.cluster.apply(*(made for made in yaml.safe_load_all(text) if made and made["kind"] == "ServiceAccount"))
+        return text
 
     def _refused(self, manifest: Manifest) -> str:
         text = yaml.safe_dump(manifest)
