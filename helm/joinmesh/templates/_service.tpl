@@ -18,7 +18,7 @@ spec:
   {{- include "joinmesh.pod" (list $root $settings $service.component) | nindent 2 }}
   terminationGracePeriodSeconds: {{ $root.Values.terminationGracePeriodSeconds }}
   {{- with $root.Values.topologySpread }}
-  {{- if and .enabled (gt (int $service.workers) 1) }}
+  {{- if .enabled }}
   topologySpreadConstraints:
     - maxSkew: 1
       topologyKey: {{ .topologyKey }}
