@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.synced
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker sbom pip-audit secure-test scale-test clean
+.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker sbom pip-audit secure-test scale-test chart chart-test clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,12 @@ scale-test: sync ## 2 million events with 3 workers a node, 2 of ingest and sink
 	$(BIN)/python -m tests.benchmarks.scale rolling
 	$(BIN)/python -m tests.benchmarks.scale scale --events 600000
 	$(BIN)/python -m tests.benchmarks.scale drain --events 600000
+
+chart: sync ## write the generated files of helm/joinmesh anew: values.yaml, its schema, the README's table, the dashboard
+	$(BIN)/python -m services.chart
+
+chart-test: sync ## install, upgrade, roll back and uninstall the chart on a real API server (needs Go; builds it the first time, 10 minutes or so)
+	$(BIN)/python -m tests.cluster $(ARGS)
 
 broker: sync ## a Kafka broker on localhost:9092 (stop it: .venv/bin/joinmesh broker down)
 	$(BIN)/joinmesh broker up $(ARGS)
