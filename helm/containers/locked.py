@@ -4,7 +4,8 @@
 less what only pyspark needs; `--only pyspark` prints pyspark and what it needs. Who needs what stands in the lock's
 `# via` lines, so there is one lock and every version in an image is a tested one.
 
-Invariant: what is printed is closed (pip --require-hashes refuses it otherwise) and every line of it stands in the lock.
+Invariant: what is printed is closed (pip --require-hashes refuses it otherwise), and every line of it stands in the
+lock.
 """
 
 import argparse
@@ -51,7 +52,9 @@ def needed(lock: str, roots: Iterable[str]) -> str:
     wanted = set(roots)
     missing = wanted - {name for name, _, _ in found}
     if missing:
-        raise SystemExit(f"not in the lock: {', '.join(sorted(missing))}; renew it (docs/decisions/0001-dependencies.md)")
+        raise SystemExit(
+            f"not in the lock: {', '.join(sorted(missing))}; renew it (docs/decisions/0001-dependencies.md)"
+        )
     while more := {name for name, _, users in found if users & wanted} - wanted:
         wanted |= more
     return "".join(lines for name, lines, _ in found if name in wanted)

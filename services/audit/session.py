@@ -58,7 +58,7 @@ def _forget_jars(session: SparkSession) -> None:
 
 def _settings(local: bool, memory: str) -> dict[str, str]:
     settings = {
-        "spark.jars.packages": CONNECTOR,
+        **connector_settings(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.ansi.enabled": "false",
         "spark.sql.caseSensitive": "true",
@@ -79,6 +79,21 @@ def _settings(local: bool, memory: str) -> dict[str, str]:
             "spark.io.compression.codec": "lz4",
         }
     return settings
+
+
+def connector_settings() -> dict[str, str]:
+    """Spark's Kafka connector: the jars in the folder JOINMESH_CONNECTOR, as an image has them; else Spark fetches
+    it."""
+    folder = os.environ.get("JOINMESH_CONNECTOR")
+    if not folder:
+        return {"spark.jars.packages": CONNECTOR}
+    jars = sorted(str(jar) for jar in Path(folder).glob("*.jar"))
+    name = CONNECTOR.split(":")[1]
+    if not any(Path(jar).name.startswith(name) for jar in jars):
+        raise MachineError(
+            f"JOINMESH_CONNECTOR={folder} holds no {name}-*.jar; correct it, or unset it to fetch the jars"
+        )
+    return {"spark.jars": ",".join(jars)}
 
 
 @contextmanager
