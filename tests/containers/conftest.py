@@ -1,7 +1,7 @@
 """What the container tests share: an engine that answers, the images of this tree, and the chart rendered for a mesh.
 
-Invariant: nothing is skipped. These tests are run by `make container-test` alone, which builds the images first; there, a
-missing engine or image is a failure that says what to do.
+Invariant: nothing is skipped. These tests are run by `make container-test` alone, which builds the images first; there,
+a missing engine or image is a failure that says what to do.
 """
 
 import subprocess
@@ -45,6 +45,7 @@ Render = Callable[..., Cluster]
 def render(engine: docker.DockerClient, tmp_path: Path) -> Iterator[Render]:
     """render(values, secrets) is the chart's objects for these values, and the Secrets that its user would make."""
     made: list[Cluster] = []
+    assert engine
 
     def render(values: dict[str, Any], secrets: dict[str, dict[str, bytes]] | None = None) -> Cluster:
         file = tmp_path / "values.yaml"

@@ -115,6 +115,11 @@ class Pod:
         """SIGKILL, as when memory runs out or a machine is lost."""
         self.container.get_wrapped_container().kill()
 
+    def is_running(self) -> bool:
+        wrapped = self.container.get_wrapped_container()
+        wrapped.reload()
+        return bool(wrapped.status == "running")
+
     def restart(self) -> None:
         """What a kubelet does when a container has ended: the same pod, the same volumes."""
         self.started = time.monotonic()
@@ -131,19 +136,24 @@ class Pod:
         wrapped.stop(timeout=timeout_s)
         return int(wrapped.wait()["StatusCode"])
 
+    def tend(self) -> None:
+        """What a kubelet does all the time: start what has ended by itself."""
+        if not self.is_running():
+            print(f"{self.name} ended by itself and is started again; its last lines:\n{self.logs()}")
+            self.restart()
+
     def await_ready(self, timeout_s: float = 90) -> float:
         """Seconds from the start until the readiness probe says yes."""
         probe = self.spec["containers"][0]["readinessProbe"]["httpGet"]
         url = f"{probe.get('scheme', 'HTTP').lower()}://127.0.0.1:{self.port}{probe['path']}"
-        while time.monotonic() - self.started < timeout_s:
+        began = self.started
+        while time.monotonic() - began < timeout_s:
             try:
                 urllib.request.urlopen(url, timeout=2).read()
-                return time.monotonic() - self.started
+                return time.monotonic() - began
             except (urllib.error.URLError, OSError):
                 time.sleep(0.05)
-            wrapped = self.container.get_wrapped_container()
-            wrapped.reload()
-            assert wrapped.status == "running", f"{self.name} ended:\n{self.logs()}"
+            self.tend()
         raise AssertionError(f"{self.name} is not ready after {timeout_s} s:\n{self.logs()}")
 
     def logs(self) -> str:
