@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.synced
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker clean
+.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos chart chart-test broker clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,12 @@ chaos: sync ## the long fault runs, each audited: kills, points of the step, bro
 	$(BIN)/joinmesh chaos --seed 7 --events 60000 --rate 600 --faults disk-full:3
 	$(BIN)/joinmesh chaos --seed 8 --events 60000 --rate 600 --faults kill:20,wipe:3,broker-kill:1 --feedback on
 	$(BIN)/joinmesh chaos --seed 9 --events 60000 --rate 600 --faults kill:20,workers:2,pause:2 --feedback auto
+
+chart: sync ## write the generated files of helm/joinmesh anew: values.yaml, its schema, the README's table, the dashboard
+	$(BIN)/python -m services.chart
+
+chart-test: sync ## install, upgrade, roll back and uninstall the chart on a real API server (needs Go; builds it the first time, 10 minutes or so)
+	$(BIN)/python -m tests.cluster $(ARGS)
 
 broker: sync ## a Kafka broker on localhost:9092 (stop it: .venv/bin/joinmesh broker down)
 	$(BIN)/joinmesh broker up $(ARGS)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from schemas.mesh import Mesh, parse_mesh
 from services.cli.main import COMMANDS, _parser, main
@@ -64,7 +65,9 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
-MESHES, COMMAND_LINES = examples("yaml"), commands()
+VALUES = [e for e in examples("yaml") if isinstance(yaml.safe_load(e.text).get("mesh"), dict)]  # of the Helm chart
+MESHES = [e for e in examples("yaml") if e not in VALUES]
+COMMAND_LINES = commands()
 
 
 def test_the_examples_are_found() -> None:
@@ -90,6 +93,26 @@ def test_mesh_files_plan(example: Example) -> None:
     mesh = parse_mesh(example.text, file=str(example))
     for query in parse_queries(mesh).values():
         assert f"plan of {query.name}" in explain(mesh, query)
+
+
+@pytest.mark.parametrize("example", VALUES, ids=str)
+def test_values_of_the_chart_render(example: Example, tmp_path: Path) -> None:
+    from tests.helm.chart import mesh_of, rendered
+
+    file = tmp_path / "values.yaml"
+    file.write_text(example.text)
+    mesh = mesh_of(rendered(file))
+    for query in parse_queries(mesh).values():
+        assert f"plan of {query.name}" in explain(mesh, query)
+
+
+def test_the_names_in_the_deploy_journey_are_the_charts() -> None:
+    """Every `job/…`, `cronjob/…` and option of the README's journey is one that the chart or Helm has."""
+    from tests.helm.chart import CHART, rendered
+
+    made = {f"{m['kind'].lower()}/{m['metadata']['name']}" for m in rendered(CHART / "ci/laptop-values.yaml")}
+    named = set(re.findall(r"\b((?:cron)?job/shop-[\w-]+)", _section("Deploy it")))
+    assert named == {"job/shop-joinmesh-topics", "cronjob/shop-joinmesh-audit"} <= made
 
 
 @pytest.mark.parametrize(("where", "arguments"), COMMAND_LINES, ids=[f"{w} {' '.join(a)}" for w, a in COMMAND_LINES])

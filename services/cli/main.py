@@ -19,6 +19,7 @@ COMMANDS = {
     "up": "run all services of a mesh in the foreground",
     "migrate": "change the plan of a query while it runs",
     "status": "what the services last said about themselves",
+    "check": "does a running mesh work, from end to end?",
     "feedback": "what joins tell one another not to make, live",
     "explain": "the plan of each query: tree, keys, topics, expected state",
     "generate": "write reproducible sample events to the source topics",

@@ -23,6 +23,7 @@ from services.runtime.queries import parse_queries
 SLICE = 20_000
 QUEUE = 400_000
 Progress = Callable[[str], None]
+Delivered = Callable[[str, int, int, bytes], None]  # topic, partition, offset, value
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,10 @@ def generate(
     streams: Iterable[str] | None = None,
     create: int | None = None,
     progress: Progress = lambda _: None,
+    delivered: Delivered | None = None,
 ) -> Generated:
-    """Write the workload; `create` makes missing source topics with that many partitions."""
+    """Write the workload; `create` makes missing source topics with that many partitions; `delivered` is told of each
+    record where it went."""
     work = work or Workload()
     queries = parse_queries(mesh)
     shape = shape_of(mesh, queries)
@@ -88,7 +91,7 @@ def generate(
         place = shape.order.index(name)
         sequences[name] = sequence(mesh.streams[name], place, distinct, shape, work, event_rate, partitions[name])
         encoders[name] = Encoder(mesh.streams[name], domains, shape, work)
-    seconds = _produce(mesh, work, sequences, encoders, progress)
+    seconds = _produce(mesh, work, sequences, encoders, progress, delivered)
     return Generated(tuple(_summary(mesh, name, partitions[name], rows) for name, rows in sequences.items()), seconds)
 
 
@@ -103,13 +106,20 @@ def ensure_sources(mesh: Mesh, streams: Iterable[str], partitions: int, progress
 
 
 def _produce(
-    mesh: Mesh, work: Workload, sequences: dict[str, Sequence], encoders: dict[str, Encoder], progress: Progress
+    mesh: Mesh,
+    work: Workload,
+    sequences: dict[str, Sequence],
+    encoders: dict[str, Encoder],
+    progress: Progress,
+    delivered: Delivered | None,
 ) -> float:
     errors: list[str] = []
 
-    def failed(error: KafkaError | None, _: Any) -> None:
+    def failed(error: KafkaError | None, message: Any) -> None:
         if error is not None and len(errors) < 1:
             errors.append(str(error))
+        if error is None and delivered is not None:
+            delivered(message.topic(), message.partition(), message.offset(), message.value())
 
     producer = Producer(
         client_config(
@@ -119,7 +129,7 @@ def _produce(
             batch_size=1_000_000,
             queue_buffering_max_messages=2 * QUEUE,
             queue_buffering_max_kbytes=1_000_000,
-            delivery_report_only_error=True,
+            delivery_report_only_error=delivered is None,
             log_level=3,
         )
     )

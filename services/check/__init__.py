@@ -1,0 +1,1 @@
+"""Whether a running mesh works: who speaks, and whether events come out joined."""
