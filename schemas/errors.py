@@ -6,6 +6,7 @@
     ├── PlanError                 stop: a pinned plan does not fit its query
     ├── TopicError                stop: a topic is missing or has wrong settings
     ├── MachineError         stop: the machine lacks something (Java, disk, a free port, a broker)
+    │   └── AccessError           stop: Kafka refuses who asks (password, certificate, a missing right)
     ├── StateError                stop: stored state does not fit the log any more; says what to do
     └── BlockError                set aside: bytes in an inner topic that are not ours
 
@@ -47,6 +48,10 @@ class TopicError(JoinmeshError):
 
 class MachineError(JoinmeshError):
     """The machine lacks something the command needs."""
+
+
+class AccessError(MachineError):
+    """Kafka refuses who asks; the same start may work once that is mended."""
 
 
 class StateError(JoinmeshError):

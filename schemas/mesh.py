@@ -8,7 +8,7 @@ business (`topology.query.cql`), not this file's.
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -49,6 +49,7 @@ class Stream:
 
 Feedback = Literal["on", "off", "auto"]
 Routing = Literal["fixed", "eddy"]
+ADMIN = "admin"  # who runs commands: makes topics, changes plans, reads reports
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Mesh:
     """A parsed mesh file."""
 
     name: str
-    kafka: Mapping[str, str]  # librdkafka settings; "bootstrap" is already "bootstrap.servers"
+    # librdkafka settings as written, with references to secrets; "bootstrap" is already "bootstrap.servers"
+    kafka: Mapping[str, str] = field(repr=False)
     partitions: int
     streams: Mapping[str, Stream]
     queries: Mapping[str, str]
@@ -72,6 +74,12 @@ class Mesh:
     )  # query -> in which order rows of an M-Join meet its inputs; fixed if not named
     file: str = "mesh.yaml"
     query_lines: Mapping[str, int] = field(default_factory=dict)  # line of each query's first text line in the file
+    service: str = ADMIN  # who asks Kafka with it: what `${service}` stands for
+
+    def asked_by(self, service: str) -> "Mesh":
+        """The mesh as a service of it sees it, which has its own name at Kafka: `paid_orders.j1` is `paid_orders-j1`
+        there."""
+        return replace(self, service=service.replace(".", "-"))
 
     @property
     def bootstrap(self) -> str:
@@ -102,6 +110,7 @@ _UNITS_MS = {
     "day": 86_400_000,
     "days": 86_400_000,
 }
+REFERENCE = re.compile(r"\$\{(?:(service)|(file|env):([^{}]+))\}")  # in a value of `kafka:`
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
 
 
@@ -276,7 +285,15 @@ class _Reader:
         if not isinstance(bootstrap, str) or not bootstrap:
             raise self.fail('`kafka` needs `bootstrap: "host:port"`', node)
         plain = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in settings.items()}
-        return {"bootstrap.servers": bootstrap, **plain}
+        kafka = {"bootstrap.servers": bootstrap, **plain}
+        for key, text in kafka.items():
+            if "${" in REFERENCE.sub("", text.replace("${service}", "")):
+                raise self.fail(
+                    f"`kafka.{key}` holds a `${{` that is no reference; write ${{file:/path}}, ${{env:NAME}} or"
+                    " ${service}, and put a value that really holds it into a file",
+                    node,
+                )
+        return kafka
 
     def partitions(self, node: yaml.Node | None) -> int:
         if node is None:

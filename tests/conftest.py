@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from schemas.mesh import Mesh, parse_mesh
+from tests.certificates import Certificates, Endpoint, make_certificates
 
 KAFKA_IMAGE = "apache/kafka:4.0.0"
 CreateTopics = Callable[..., None]
@@ -106,6 +107,18 @@ def create_topics(bootstrap: str) -> CreateTopics:
         ensure_topics(mesh, [Topic(name, partitions, config or {}) for name in names], lambda _: None)
 
     return create
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def token_endpoint() -> Iterator[Endpoint]:
+    endpoint = Endpoint()
+    yield endpoint
+    endpoint.close()
 
 
 SHOP = """

@@ -34,7 +34,9 @@ def run_audit(
     _require_spark()
     from services.audit.run import run
 
-    return run(mesh, query, cut=cut, report_dir=report_dir, master=master, memory=memory, progress=progress)
+    return run(
+        mesh.asked_by("audit"), query, cut=cut, report_dir=report_dir, master=master, memory=memory, progress=progress
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ the data it is about and can be repeated. Only committed records are read.
 """
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,14 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
+from schemas import topics
 from schemas.errors import JoinmeshError, MachineError, TopicError
 from schemas.mesh import Mesh
-from services.audit.session import java_settings
+from services.audit.session import reader_settings
+from services.runtime.security.for_confluent import confluent_settings
+from services.runtime.security.refusals import Refusals, refusal
+from services.runtime.security.rights import Right, require
+from services.runtime.security.settings import is_secured
 
 Offsets = dict[str, dict[int, int]]  # topic -> partition -> offset
 TIMEOUT_S = 15.0
@@ -42,22 +48,41 @@ class Range:
         return {"from": self.cut_from, "to": self.end, "log_start": self.begin}
 
 
+def client_settings(mesh: Mesh, **settings: Any) -> dict[str, Any]:
+    """Of a client of librdkafka that reads what is committed and keeps quiet; `_` in a keyword stands for `.`."""
+    return {
+        **confluent_settings(mesh),
+        "log_level": 0,
+        "error_cb": Refusals(mesh, settings),
+        **{key.replace("_", "."): value for key, value in settings.items()},
+    }
+
+
+def reader(mesh: Mesh, **settings: Any) -> Consumer:
+    group = f"{mesh.name}.audit"
+    return Consumer(
+        client_settings(mesh, group_id=group, enable_auto_commit=False, isolation_level="read_committed", **settings)
+    )
+
+
+def check_rights(mesh: Mesh, read: Iterable[str]) -> None:
+    """Before Spark starts: may we read these topics, and write the audit's?"""
+    if is_secured(mesh):
+        rights = [Right("topic", topic, ("Read",)) for topic in dict.fromkeys(read)]
+        rights.append(Right("topic", topics.audit(mesh.name), ("Write",)))
+        require(mesh, rights, AdminClient(client_settings(mesh)))
+
+
 def take_range(mesh: Mesh, needed: Iterable[str], optional: Iterable[str], cut: Mapping[str, Any] | None) -> Range:
     """Ask the broker once for the offsets of every topic. A needed topic that is not there is an error.
 
     A cut taken from an earlier report may name results of other queries: those are not this audit's business.
     """
-    consumer = Consumer(
-        {
-            **mesh.kafka,
-            "group.id": f"{mesh.name}.audit",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "log_level": 0,
-        }
-    )
+    consumer = reader(mesh)
     try:
-        known = consumer.list_topics(timeout=TIMEOUT_S).topics
+        known = _known_topics(consumer)
+        needed, optional = list(needed), list(optional)
+        check_rights(mesh, [*needed, *(topic for topic in optional if topic in known)])
         begin: Offsets = {}
         end: Offsets = {}
         required = list(dict.fromkeys(needed))
@@ -73,7 +98,9 @@ def take_range(mesh: Mesh, needed: Iterable[str], optional: Iterable[str], cut: 
             begin[topic] = {p: low for p, (low, _) in sorted(bounds.items())}
             end[topic] = {p: high for p, (_, high) in sorted(bounds.items())}
     except KafkaException as error:
-        raise MachineError(f"no answer from Kafka at {mesh.bootstrap}: {error.args[0].str()}") from None
+        raise refusal(mesh, error.args[0]) or MachineError(
+            f"no answer from Kafka at {mesh.bootstrap}: {error.args[0].str()}"
+        ) from None
     finally:
         consumer.close()
     cut = {
@@ -81,6 +108,17 @@ def take_range(mesh: Mesh, needed: Iterable[str], optional: Iterable[str], cut: 
         for side, offsets in (cut or {}).items()
     }
     return Range(begin, _within(begin, end, cut.get("from"), begin), _within(begin, end, cut.get("to"), end))
+
+
+def _known_topics(consumer: Consumer) -> Mapping[str, Any]:
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return dict(consumer.list_topics(timeout=1.0).topics)
+        except KafkaException:
+            consumer.poll(0)  # hands out what went wrong: a refusal is raised here
+            if time.monotonic() > deadline:
+                raise
 
 
 def end_tables(mesh: Mesh, tables: Iterable[str], log: Range, history: Iterable[Mapping[str, Any]]) -> Range:
@@ -143,7 +181,7 @@ def read_topic(spark: SparkSession, mesh: Mesh, log: Range, topic: str) -> DataF
     offsets = {"startingOffsets": log.begin[topic], "endingOffsets": log.end[topic]}
     options = {key: json.dumps({topic: {str(p): o for p, o in value.items()}}) for key, value in offsets.items()}
     assigned = json.dumps({topic: sorted(log.begin[topic])})
-    return spark.read.format("kafka").options(**java_settings(mesh.kafka), **options).option("assign", assigned).load()
+    return spark.read.format("kafka").options(**reader_settings(mesh), **options).option("assign", assigned).load()
 
 
 def control_history(mesh: Mesh, topic: str, log: Range) -> list[dict[str, Any]]:
@@ -151,16 +189,7 @@ def control_history(mesh: Mesh, topic: str, log: Range) -> list[dict[str, Any]]:
     stands there several times."""
     if topic not in log.begin:
         return []
-    consumer = Consumer(
-        {
-            **mesh.kafka,
-            "group.id": f"{mesh.name}.audit",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            "log_level": 0,
-        }
-    )
+    consumer = reader(mesh, enable_partition_eof=True)
     seen: dict[str, dict[str, Any]] = {}
     try:
         waiting = {p for p in log.begin[topic] if log.begin[topic][p] < log.end[topic][p]}
@@ -196,9 +225,9 @@ def _remember(seen: dict[str, dict[str, Any]], value: bytes | None, time: int) -
 def publish(mesh: Mesh, topic: str, record: Mapping[str, Any]) -> None:
     """One record in the audit topic, which is made if a mesh never ran here."""
     failures: list[str] = []
-    producer = Producer({**mesh.kafka, "log_level": 0, "message.timeout.ms": 15_000})
+    producer = Producer(client_settings(mesh, message_timeout_ms=15_000))
     if topic not in producer.list_topics(timeout=TIMEOUT_S).topics:
-        admin = AdminClient(dict(mesh.kafka))
+        admin = AdminClient(client_settings(mesh))
         made = admin.create_topics([NewTopic(topic, 1, config={"retention.ms": "-1"})])
         made[topic].result(TIMEOUT_S)
     producer.produce(

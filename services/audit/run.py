@@ -23,6 +23,7 @@ from services.audit.scan import Scanned, scan
 from services.audit.session import CONNECTOR, connector_settings, ship, start_session
 from services.audit.truth import expected_results, idle_events, in_cut, read_events
 from services.audit.verdict import Verdict
+from services.runtime.security.for_java import token_url
 
 
 def run(
@@ -50,7 +51,7 @@ def run(
         f"auditing {', '.join(q.name for q in queries)}: {sum(log.records(t) for t in set(sources)):,} source records,"
         f" {sum(log.records(t) for t in results):,} offsets of results"
     )
-    spark, own = _session(master, memory, report_dir, progress)
+    spark, own = _session(mesh, master, memory, report_dir, progress)
     try:
         verdicts = _judge(spark, mesh, log, queries, streams, progress)
         document = {
@@ -74,7 +75,9 @@ def run(
     return verdicts
 
 
-def _session(master: str, memory: str, report_dir: Path, progress: Callable[[str], None]) -> tuple[SparkSession, bool]:
+def _session(
+    mesh: Mesh, master: str, memory: str, report_dir: Path, progress: Callable[[str], None]
+) -> tuple[SparkSession, bool]:
     """The caller's session when there is one; otherwise our own, to be stopped by us."""
     ship()
     active = SparkSession.getActiveSession()
@@ -84,7 +87,7 @@ def _session(master: str, memory: str, report_dir: Path, progress: Callable[[str
     progress(
         f"starting Spark on {master}" + (" (the first time, its Kafka connector is downloaded)" if fetched else "")
     )
-    return start_session(master, memory, report_dir / "spark.log"), True
+    return start_session(master, memory, report_dir / "spark.log", token_url(mesh)), True
 
 
 def _judge(

@@ -8,7 +8,7 @@ names).
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from schemas.errors import MachineError
+from schemas.mesh import Mesh
 from services.audit import batches, decode
+from services.runtime.security import for_java
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 
 
-def start_session(master: str, memory: str, log_file: Path) -> SparkSession:
-    """A new session, or an error that says what is missing."""
+def start_session(master: str, memory: str, log_file: Path, token_url: str | None = None) -> SparkSession:
+    """A new session, or an error that says what is missing. `token_url`: where its Kafka client may fetch tokens."""
     local = master.startswith("local")
     if local:
         if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
@@ -34,7 +36,7 @@ def start_session(master: str, memory: str, log_file: Path) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName("joinmesh audit")
-    for key, value in _settings(local, memory).items():
+    for key, value in _settings(local, memory, token_url).items():
         builder = builder.config(key, value)
     try:
         with _stderr_to(log_file):
@@ -56,9 +58,14 @@ def _forget_jars(session: SparkSession) -> None:
     sys.path[:] = [entry for entry in sys.path if not entry.endswith(".jar")]
 
 
-def _settings(local: bool, memory: str) -> dict[str, str]:
+def _settings(local: bool, memory: str, token_url: str | None) -> dict[str, str]:
+    allowed = f"-D{for_java.ALLOWED_URLS}={token_url}" if token_url else ""
     settings = {
         **connector_settings(),
+        "spark.redaction.regex": for_java.SECRET_KEYS,
+        "spark.sql.redaction.options.regex": f"{for_java.SECRET_KEYS}|url",
+        "spark.executor.extraJavaOptions": allowed,
+        "spark.driver.extraJavaOptions": allowed,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.ansi.enabled": "false",
         "spark.sql.caseSensitive": "true",
@@ -70,7 +77,7 @@ def _settings(local: bool, memory: str) -> dict[str, str]:
         cores = os.cpu_count() or 2
         settings |= {
             # short jobs: compiling harder costs more than it gains
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -Xshare:auto",
+            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -Xshare:auto {allowed}",
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -126,36 +133,11 @@ def map_in_arrow(frame: DataFrame, function: Callable[[Iterator[Any]], Iterator[
     return DataFrame(frame._jdf.mapInArrow(column._jc, False, None), frame.sparkSession)
 
 
-def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
-    """librdkafka settings of the mesh file as options of Spark's Kafka reader, which is the Java client.
-
-    >>> java_settings({"bootstrap.servers": "b:1", "ssl.ca.location": "ca.pem"})["kafka.ssl.truststore.type"]
-    'PEM'
-    """
-    found = {
-        "bootstrap.servers": kafka["bootstrap.servers"],
+def reader_settings(mesh: Mesh) -> dict[str, str]:
+    """Options of Spark's Kafka reader for this mesh."""
+    settings = {
+        **for_java.java_settings(mesh),
         "isolation.level": "read_committed",
         "max.poll.records": "20000",
     }
-    for key in ("security.protocol", "ssl.endpoint.identification.algorithm", "ssl.key.password"):
-        if key in kafka:
-            found[key] = kafka[key].upper() if key == "security.protocol" else kafka[key]
-    if "ssl.ca.location" in kafka:
-        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": kafka["ssl.ca.location"]}
-    if "ssl.keystore.location" in kafka:
-        found |= {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": kafka["ssl.keystore.location"]}
-        found["ssl.keystore.password"] = kafka.get("ssl.keystore.password", "")
-    mechanism = kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms")
-    if mechanism:
-        found["sasl.mechanism"] = mechanism
-    if "sasl.username" in kafka:
-        module = "scram.ScramLoginModule" if (mechanism or "").startswith("SCRAM") else "plain.PlainLoginModule"
-        user, password = (_quoted(kafka.get(key, "")) for key in ("sasl.username", "sasl.password"))
-        found["sasl.jaas.config"] = (
-            f"org.apache.kafka.common.security.{module} required username={user} password={password};"
-        )
-    return {f"kafka.{key}": value for key, value in found.items()}
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return {f"kafka.{key}": value for key, value in settings.items()}

@@ -14,17 +14,19 @@ import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
 from schemas.errors import MachineError
+from schemas.mesh import Mesh
+from services.broker.guard import HOST, Guard
 from services.broker.jars import Progress, broker_jars, locked, require_disk
 from services.broker.java import find_java
 from services.runtime.tied import tied_command
 
-HOST = "127.0.0.1"
 _JVM = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true"]
 _LOGGING = {
     "defaultLogLevel": "warn",
@@ -44,8 +46,17 @@ def silent(_: str) -> None:
 class LocalBroker:
     """A KRaft broker (and its controller) on 127.0.0.1. `port=0` takes a free port."""
 
-    def __init__(self, folder: str | Path, port: int = 0, *, tied: bool = False, progress: Progress = silent) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        port: int = 0,
+        *,
+        tied: bool = False,
+        progress: Progress = silent,
+        guard: Guard | None = None,
+    ) -> None:
         self.folder = Path(folder).absolute()
+        self.guard = guard  # who may come in; without one, everybody on this machine
         self.port = port
         self.tied = tied  # die with this process, even if it is killed
         self.progress = progress
@@ -54,6 +65,13 @@ class LocalBroker:
     @property
     def bootstrap(self) -> str:
         return f"{HOST}:{self.port}"
+
+    @property
+    def kafka(self) -> dict[str, str]:
+        """The settings of a client that may do everything here."""
+        if self.guard is not None:
+            return self.guard.client_settings(self.folder, self.port)
+        return {"bootstrap.servers": self.bootstrap}
 
     @property
     def log_file(self) -> Path:
@@ -89,11 +107,15 @@ class LocalBroker:
                 self._adopt()
                 return self
             require_disk(self.folder)
+            if self.guard is not None:
+                self.guard.prepare(self.folder, java)
             self._choose_ports()
             classpath = f"{jars}/*"
             self._format(java, classpath)
             self._launch(java, classpath)
             self._await_ready()
+            if self.guard is not None:
+                self.guard.create_users(self.folder, self.port)
         return self
 
     def running(self) -> psutil.Process | None:
@@ -159,7 +181,11 @@ class LocalBroker:
                 f" {free_port()}`, and write it into the mesh file as kafka.bootstrap"
             )
         controller = free_port(avoid=self.port)
-        self._properties.write_text(_properties(self.port, controller, self.folder / "data"))
+        settings = _settings(self.port, controller, self.folder / "data")
+        if self.guard is not None:
+            settings |= self.guard.broker_properties(self.folder, self.port, controller, free_port(avoid=controller))
+        self._properties.touch(mode=0o600)
+        self._properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
 
     def _format(self, java: str, classpath: str) -> None:
         if (self.folder / "data" / "meta.properties").exists():
@@ -177,8 +203,10 @@ class LocalBroker:
             cluster,
             "-c",
             str(self._properties),
+            *(self.guard.format_arguments(self.folder) if self.guard is not None else []),
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        (self.folder / "secrets" / "format").unlink(missing_ok=True)
         if done.returncode != 0:
             raise MachineError(
                 f"the broker's storage in {self.folder} could not be formatted:"
@@ -211,7 +239,7 @@ class LocalBroker:
                 raise MachineError(
                     f"the broker died while starting: {_last_lines(self._log())} (whole log: {self.log_file})"
                 )
-            if not port_is_free(self.port) and answers(self.bootstrap):
+            if not port_is_free(self.port) and answers(self.kafka):
                 return
             time.sleep(0.1)
         self.kill()
@@ -224,12 +252,14 @@ class LocalBroker:
         return self.log_file.read_text(errors="replace")
 
 
-def answers(bootstrap: str, timeout_s: float = 5) -> bool:
-    """Whether a broker is there and knows itself as a member of the cluster."""
+def answers(kafka: str | Mapping[str, str], timeout_s: float = 5) -> bool:
+    """Whether a broker is there and knows itself as a member of the cluster; by its address, or a client's settings."""
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
 
-    client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    from services.runtime.kafka import admin
+
+    settings = {"bootstrap.servers": kafka} if isinstance(kafka, str) else kafka
+    client = admin(Mesh("broker", settings, 1, {}, {}))
     try:
         return bool(client.list_topics(timeout=timeout_s).brokers)
     except KafkaException:
@@ -260,28 +290,29 @@ def _last_lines(text: str, count: int = 3) -> str:
     return " / ".join(line[:300] for line in lines[-count:]) or "no output"
 
 
-def _properties(port: int, controller: int, data: Path) -> str:
+def _settings(port: int, controller: int, data: Path) -> dict[str, str]:
     # No controlled shutdown: there is no other broker to hand over to, and while this one gives up its partitions it
     # may report a
     # transaction as complete whose markers it no longer writes.
-    return f"""process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@{HOST}:{controller}
-listeners=PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}
-advertised.listeners=PLAINTEXT://{HOST}:{port}
-controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
-log.dirs={data}
-auto.create.topics.enable=false
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=8
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=8
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
-min.insync.replicas=1
-default.replication.factor=1
-group.initial.rebalance.delay.ms=0
-controlled.shutdown.enable=false
-"""
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{HOST}:{controller}",
+        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": f"{data}",
+        "auto.create.topics.enable": "false",
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "8",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "8",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "min.insync.replicas": "1",
+        "default.replication.factor": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        "controlled.shutdown.enable": "false",
+    }

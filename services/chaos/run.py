@@ -35,12 +35,13 @@ class Plan:
     failpoints: str = ""  # as JOINMESH_FAILPOINT
     times: int = 20
     feedback: str = "off"
+    secure: bool = False
 
 
 def run_chaos(plan: Plan, folder: Path | None, say: Say) -> tuple[bool, list[Done], dict[str, Any]]:
     """Whether it passed, what was done, the audit's verdict. The folder is kept unless all went well or it was
     given."""
-    world = World(folder or Path(tempfile.mkdtemp(prefix="joinmesh-chaos-")), say, plan.feedback)
+    world = World(folder or Path(tempfile.mkdtemp(prefix="joinmesh-chaos-")), say, plan.feedback, plan.secure)
     world.folder.mkdir(parents=True, exist_ok=True)
     passed = False
     try:

@@ -16,8 +16,11 @@ from pathlib import Path
 import psutil
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from schemas.mesh import Mesh, load_mesh
+from schemas.mesh import Mesh, load_mesh, parse_mesh
 from services.broker import LocalBroker
+from services.broker.guard import guard_of, kafka_lines
+from services.runtime.grants import grant_all
+from services.runtime.kafka import client_config
 from services.runtime.queries import services_of
 from services.runtime.tied import tied_command
 from services.supervisor.reports import Report, ReportReader, instances
@@ -25,7 +28,7 @@ from services.supervisor.reports import Report, ReportReader, instances
 Say = Callable[[str], None]
 MESH = """\
 mesh: chaos
-kafka: {{bootstrap: "{bootstrap}"}}
+{kafka}
 partitions: 4
 streams:
   a: {{event_time: ts, lateness: 2s, fields: {{k: int64, m: int64, v: int64, ts: timestamp}}}}
@@ -43,17 +46,23 @@ SERVICES = ("ingest", "four.j1", "four.j2", "four.j3", "four.sink", "controller"
 
 
 class World:
-    def __init__(self, folder: Path, say: Say, feedback: str = "off") -> None:
-        self.folder, self.say, self._feedback = folder, say, feedback
+    def __init__(self, folder: Path, say: Say, feedback: str = "off", secure: bool = False) -> None:
+        self.folder, self.say, self._feedback, self._secure = folder, say, feedback, secure
         self.file, self.data = folder / "mesh.yaml", folder / "data"
-        self.broker = LocalBroker(folder / "broker", tied=True, progress=say)
+        guard = guard_of(parse_mesh(MESH.format(kafka="kafka: {bootstrap: none}", feedback=feedback)))
+        self.broker = LocalBroker(folder / "broker", tied=True, progress=say, guard=guard if secure else None)
         self.up: subprocess.Popen[bytes] | None = None
         self.extra: list[subprocess.Popen[bytes]] = []
         self.environment: dict[str, str] = {}
 
     def start_broker(self) -> None:
         self.broker.start()
-        self.file.write_text(MESH.format(bootstrap=self.broker.bootstrap, feedback=self._feedback))
+        kafka = f'kafka: {{bootstrap: "{self.broker.bootstrap}"}}'
+        if self._secure:
+            kafka = kafka_lines(self.broker.folder, self.broker.port, "chaos")
+        self.file.write_text(MESH.format(kafka=kafka, feedback=self._feedback))
+        if self._secure:
+            grant_all(self.mesh)
 
     @property
     def mesh(self) -> Mesh:
@@ -142,7 +151,7 @@ class World:
 
     def results(self) -> int | None:
         """End of the results topic, over its partitions; None while the broker is away."""
-        consumer = Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": "chaos-ends", "log_level": 0})
+        consumer = Consumer(client_config(self.mesh, group_id="chaos-ends", log_level=0))
         try:
             return sum(
                 consumer.get_watermark_offsets(TopicPartition("chaos.four.results", p), timeout=3)[1] for p in range(4)

@@ -5,12 +5,18 @@ Invariant: `down` stops only the broker of the given folder; its records stay th
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.cli.common import progress
+
+if TYPE_CHECKING:
+    from services.broker import LocalBroker
+    from services.broker.guard import Guard
 
 EXAMPLES = """examples:
   joinmesh broker up                  on 127.0.0.1:9092, records in .joinmesh/broker
   joinmesh broker up --port 19092     on another port
+  joinmesh broker up --secure -f mesh.yaml   with TLS, a user for each service, and ACLs
   joinmesh broker status
   joinmesh broker down"""
 
@@ -24,17 +30,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dir", type=Path, default=Path(".joinmesh/broker"), help="its folder (default: .joinmesh/broker)"
     )
     parser.add_argument(
-        "-f", "--file", default=argparse.SUPPRESS, metavar="MESH", help="not needed here; accepted as everywhere"
+        "--secure",
+        action="store_true",
+        help="with TLS, passwords and ACLs, and a user for each service of the mesh file",
+    )
+    parser.add_argument(
+        "-f",
+        "--file",
+        default="mesh.yaml",
+        metavar="MESH",
+        help="the mesh file whose services get users, with --secure",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     from services.broker import LocalBroker
 
-    broker = LocalBroker(args.dir, 0 if args.action != "up" else args.port, progress=progress)
+    guard = _guard(args)
+    broker = LocalBroker(args.dir, 0 if args.action != "up" else args.port, progress=progress, guard=guard)
     if args.action == "up":
         already = broker.running() is not None
         broker.start()
+        if guard is not None:
+            _say_how_to_come_in(broker, args.file)
         print(f"the broker {'already runs' if already else 'is up'} at {broker.bootstrap} (log: {broker.log_file})")
         print(f"stop it with: joinmesh broker down --dir {args.dir}")
         return 0
@@ -48,6 +66,23 @@ def run(args: argparse.Namespace) -> int:
     broker.start()  # adopts the running one: learns its port
     print(f"the broker runs at {broker.bootstrap} (process {running.pid}, log: {broker.log_file})")
     return 0
+
+
+def _guard(args: argparse.Namespace) -> "Guard | None":
+    if not args.secure or args.action != "up":
+        return None
+    from schemas.mesh import load_mesh
+    from services.broker.guard import guard_of
+
+    return guard_of(load_mesh(args.file))
+
+
+def _say_how_to_come_in(broker: "LocalBroker", file: str) -> None:
+    from schemas.mesh import load_mesh
+    from services.broker.guard import kafka_lines
+
+    print(f"write this into {file}, then run joinmesh acls -f {file} --create\n")
+    print(kafka_lines(broker.folder, broker.port, load_mesh(file).name) + "\n")
 
 
 def _port(text: str) -> int:

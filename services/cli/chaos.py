@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="off",
         help="whether the joins give feedback (default: off)",
     )
+    parser.add_argument("--secure", action="store_true", help="a broker with TLS, one password a service, and ACLs")
     parser.add_argument(
         "--folder", type=Path, help="keep broker, state, logs and report here (default: a temporary folder)"
     )
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         if name not in FAULTS:
             raise JoinmeshError(f"no fault `{name}`; use {', '.join(FAULTS)}, or none")
         faults[name] = int(count or 1)
-    plan = Plan(args.seed, args.events, args.rate, faults, args.failpoints, args.times, args.feedback)
+    plan = Plan(args.seed, args.events, args.rate, faults, args.failpoints, args.times, args.feedback, args.secure)
     passed, done, verdict = run_chaos(
         plan, args.folder, lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
     )

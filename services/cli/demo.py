@@ -9,12 +9,14 @@ from pathlib import Path
 EXAMPLES = """examples:
   joinmesh demo
   joinmesh demo --events 600000    ten times as many
+  joinmesh demo --secure           with TLS, passwords and ACLs
   joinmesh demo --keep             leave the broker running, to look around"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--events", type=int, default=60_000, help="events over all three streams (default: 60000)")
     parser.add_argument("--keep", action="store_true", help="leave the broker running afterwards")
+    parser.add_argument("--secure", action="store_true", help="a broker with TLS, one password a service, and ACLs")
     parser.add_argument(
         "--dir",
         type=Path,
@@ -33,4 +35,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from services.demo.demo import run_demo
 
-    return run_demo(args.dir, args.events, args.keep, args.file)
+    return run_demo(args.dir, args.events, args.keep, args.file, args.secure)

@@ -33,7 +33,9 @@ def run(args: argparse.Namespace) -> int:
     if args.query is not None and args.query not in mesh.queries:
         raise JoinmeshError(f"no query `{args.query}` in {mesh.file}{did_you_mean(args.query, mesh.queries)}")
     from services.runtime.queries import explain, parse_queries
+    from services.runtime.security.settings import check_settings
 
+    check_settings(mesh)
     queries = parse_queries(mesh)
     texts = [explain(mesh, query) for name, query in queries.items() if args.query in (None, name)]
     print("\n\n".join(text.rstrip() for text in texts))

@@ -16,6 +16,7 @@ COMMANDS = {
     "demo": "a small shop, end to end: broker, events, joins, audit",
     "broker": "a real Kafka broker on this machine, for trying things out",
     "topics": "the mesh's topics: list, check, create",
+    "acls": "the rights that each service needs at Kafka: list, grant",
     "up": "run all services of a mesh in the foreground",
     "migrate": "change the plan of a query while it runs",
     "status": "what the services last said about themselves",
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     except JoinmeshError as error:
         if debug:
             raise
-        print(f"joinmesh: {error}", file=sys.stderr)
+        print(f"joinmesh: {_hidden(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("joinmesh: interrupted", file=sys.stderr)
@@ -57,6 +58,30 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except SystemExit as exit:  # argparse: usage errors and --help
         return int(exit.code) if isinstance(exit.code, int) else 2
+    except Exception as error:
+        line = None if debug else _said_by_kafka(error, args)
+        if line is None:
+            raise
+        print(f"joinmesh: {line}", file=sys.stderr)
+        return 1
+
+
+def _hidden(text: str) -> str:
+    from services.runtime.security.secrets import hide
+
+    return hide(text)
+
+
+def _said_by_kafka(error: Exception, args: argparse.Namespace) -> str | None:
+    """A line for what a Kafka client raised; None for anything else."""
+    from confluent_kafka import KafkaException
+
+    from schemas.mesh import load_mesh
+    from services.runtime.security.refusals import said_by_kafka
+
+    if not isinstance(error, KafkaException) or not hasattr(args, "file"):
+        return None
+    return _hidden(said_by_kafka(load_mesh(args.file), error))
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

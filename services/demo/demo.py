@@ -17,8 +17,10 @@ from pathlib import Path
 from schemas.errors import JoinmeshError, MachineError
 from schemas.mesh import Mesh, load_mesh
 from services.broker import LocalBroker
+from services.broker.guard import guard_of, kafka_lines
 from services.cli.common import duration, progress, table
 from services.generator import Generated, Workload, generate
+from services.runtime.grants import grant_all
 from services.runtime.queries import parse_queries, services_of
 from services.supervisor.reports import Report, ReportReader, instances
 from services.supervisor.supervise import Supervisor
@@ -27,7 +29,7 @@ PARTITIONS = 4
 QUIET_S = 2.0
 
 
-def run_demo(folder: Path, events: int, keep: bool, mesh_file: str | None = None) -> int:
+def run_demo(folder: Path, events: int, keep: bool, mesh_file: str | None = None, secure: bool = False) -> int:
     if events < 3:
         raise JoinmeshError(f"--events must be 3 or more, not {events}")
     began = time.monotonic()
@@ -35,12 +37,16 @@ def run_demo(folder: Path, events: int, keep: bool, mesh_file: str | None = None
     clean_up(folder)
     folder.mkdir(parents=True)
     (folder / MARK).write_text("A folder of `joinmesh demo`; the next demo here empties it.\n")
-    _step("a Kafka broker on a free port")
+    _step(f"a Kafka broker on a free port{', with TLS, one password a service, and ACLs' if secure else ''}")
     # Kept brokers must outlive this process; any other dies with it, even if it is killed.
-    broker = LocalBroker(folder / "broker", tied=not keep, progress=progress)
+    guard = guard_of(_write_mesh(folder, "kafka: {bootstrap: none}", mesh_file)) if secure else None
+    broker = LocalBroker(folder / "broker", tied=not keep, progress=progress, guard=guard)
     try:
         broker.start()
-        mesh = _write_mesh(folder, broker.bootstrap, mesh_file)
+        mesh = _write_mesh(folder, f'kafka: {{bootstrap: "{broker.bootstrap}"}}', mesh_file)
+        if secure:
+            mesh = _write_mesh(folder, kafka_lines(broker.folder, broker.port, mesh.name), mesh_file)
+            grant_all(mesh)
         _step(f"events: {', '.join(mesh.streams)}, some of them late, broken or with nulls")
         generated = generate(mesh, _workload(events, len(mesh.streams)), create=PARTITIONS, progress=progress)
         _step("the join, one process a service")
@@ -82,7 +88,7 @@ def clean_up(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _write_mesh(folder: Path, bootstrap: str, mesh_file: str | None) -> Mesh:
+def _write_mesh(folder: Path, kafka: str, mesh_file: str | None) -> Mesh:
     text = (
         Path(mesh_file).read_text()
         if mesh_file
@@ -91,9 +97,7 @@ def _write_mesh(folder: Path, bootstrap: str, mesh_file: str | None) -> Mesh:
     if mesh_file:
         load_mesh(mesh_file)
     file = folder / "mesh.yaml"
-    file.write_text(
-        re.sub(r"^kafka:.*(?:\n[ \t]+.*)*", f'kafka: {{bootstrap: "{bootstrap}"}}', text, count=1, flags=re.MULTILINE)
-    )
+    file.write_text(re.sub(r"^kafka:.*(?:\n[ \t]+.*)*", lambda _: kafka, text, count=1, flags=re.MULTILINE))
     return load_mesh(file)
 
 

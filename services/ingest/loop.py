@@ -30,6 +30,7 @@ from services.runtime.health import Health
 from services.runtime.kafka import client_config, source_partitions
 from services.runtime.producer import Sender
 from services.runtime.report import Reporter
+from services.runtime.security.refusals import raise_refused
 from services.runtime.service import Arguments, end_when_fatal, end_when_lost
 from topology.ingest import account
 from topology.ingest.effects import Assign, Commit, Effect, Emit, Flush, Pause, Place, Resume, SetAside, Warn
@@ -173,7 +174,7 @@ class Ingest:
                 if error.code() == KafkaError._PARTITION_EOF:
                     ends[place] = offset
                 else:
-                    _fetch_error(message, error)
+                    _fetch_error(self.mesh, message, error)
                 continue
             if place != last:  # they come in runs of one partition
                 last, run = place, runs.setdefault(place, Fetched())
@@ -313,7 +314,8 @@ class Ingest:
         self.health.check()
 
 
-def _fetch_error(message: Message, error: KafkaError) -> None:
+def _fetch_error(mesh: Mesh, message: Message, error: KafkaError) -> None:
+    raise_refused(mesh, error, message.topic())
     if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
         raise StateError(f"source topic {message.topic()} no longer holds the next record to read: {error.str()}")
     ending = (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID, KafkaError.UNKNOWN_TOPIC_OR_PART)

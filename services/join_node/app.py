@@ -9,7 +9,6 @@ sought.
 
 import asyncio
 import logging
-import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Mapping
@@ -32,6 +31,7 @@ from services.runtime.health import Health
 from services.runtime.producer import Sender
 from services.runtime.report import Durations, Reporter
 from services.runtime.rocks import open_newest
+from services.runtime.security.for_faust import faust_brokers, faust_credentials
 from services.runtime.service import EX_CONFIG, Arguments
 from services.runtime.store import Cache, NodeStore
 from topology.restraint.heralding.heralding import Heralding
@@ -141,8 +141,8 @@ class NodeWorker:
         group = f"{self.mesh.name}.{self.query}.{self.node_id}"
         app = NodeApp(
             group,
-            broker=[f"kafka://{address.strip()}" for address in self.mesh.bootstrap.split(",")],
-            broker_credentials=_credentials(self.mesh),
+            broker=faust_brokers(self.mesh),
+            broker_credentials=faust_credentials(self.mesh),
             consumer_group_instance_id=f"{group}-{instance}",
             broker_session_timeout=10.0,
             broker_heartbeat_interval=3.0,
@@ -177,7 +177,7 @@ class NodeWorker:
         return app
 
     def run(self) -> int:
-        (self.directory / "faust").mkdir(parents=True, exist_ok=True)
+        (self.directory / "faust").mkdir(mode=0o700, parents=True, exist_ok=True)
         worker = faust.Worker(self.app, loglevel="WARN", override_logging=False, quiet=True)
         try:
             worker.execute_from_commandline()
@@ -416,25 +416,3 @@ def _add_state(total: dict[str, dict[str, Any]], held: dict[str, Any]) -> None:
     for what, pick in (("oldest_ms", min), ("newest_ms", max)):
         values = [v for v in (known[what], held[what]) if v is not None]
         known[what] = pick(values) if values else None
-
-
-def _credentials(mesh: Mesh) -> Any:
-    """librdkafka's security settings as Faust's."""
-    protocol = mesh.kafka.get("security.protocol", "plaintext").lower()
-    context = None
-    if protocol.endswith("ssl"):
-        context = ssl.create_default_context(cafile=mesh.kafka.get("ssl.ca.location"))
-        if "ssl.certificate.location" in mesh.kafka:
-            context.load_cert_chain(
-                mesh.kafka["ssl.certificate.location"],
-                mesh.kafka.get("ssl.key.location"),
-                mesh.kafka.get("ssl.key.password"),
-            )
-    if protocol.startswith("sasl"):
-        return faust.SASLCredentials(
-            username=mesh.kafka.get("sasl.username"),
-            password=mesh.kafka.get("sasl.password"),
-            mechanism=mesh.kafka.get("sasl.mechanism", mesh.kafka.get("sasl.mechanisms", "PLAIN")),
-            ssl_context=context,
-        )
-    return faust.SSLCredentials(context=context) if context is not None else None

@@ -16,6 +16,7 @@ from schemas.errors import BlockError, StateError
 from schemas.mesh import Mesh
 from services.runtime.kafka import client_config
 from services.runtime.producer import Sender
+from services.runtime.security.refusals import raise_refused
 from topology.plan.plan import Plan, build_plan, parse_tree
 from topology.query.cql import parse_query
 
@@ -81,6 +82,7 @@ def read_history(mesh: Mesh) -> dict[str, list[PlanPublished]]:
             if (error := message.error()) is not None:
                 if error.code() == KafkaError._PARTITION_EOF:
                     break
+                raise_refused(mesh, error, message.topic())
                 continue
             if (plan := _plan_of(message)) is not None:
                 plans.setdefault(plan.query, {}).setdefault(plan.epoch, plan)

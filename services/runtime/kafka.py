@@ -22,6 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from schemas.errors import MachineError, TopicError
 from schemas.mesh import Mesh, Stream
 from schemas.topics import Topic
+from services.runtime.security.for_confluent import confluent_settings
+from services.runtime.security.refusals import Refusals, refusal
 
 REACH_TIMEOUT_S = 8.0
 METADATA_MS = 5_000
@@ -43,12 +45,13 @@ def client_config(mesh: Mesh, **settings: Any) -> dict[str, Any]:
     two spelt with it).
 
     Metadata is refreshed every few seconds: after a broker's restart a client may hold partitions without a leader and
-    would ask again after minutes only.
+    would ask again after minutes only. What Kafka refuses is raised where the client is polled.
     """
     return {
         "topic.metadata.refresh.interval.ms": METADATA_MS,
-        **mesh.kafka,
-        **{key if key in ("log_level", "error_cb") else key.replace("_", "."): v for key, v in settings.items()},
+        **confluent_settings(mesh),
+        **{key if key == "log_level" else key.replace("_", "."): v for key, v in settings.items() if key != "error_cb"},
+        "error_cb": Refusals(mesh, settings, then=settings.get("error_cb")),
     }
 
 
@@ -58,14 +61,19 @@ def admin(mesh: Mesh) -> AdminClient:
 
 
 def reach(mesh: Mesh, client: AdminClient | None = None) -> ClusterMetadata:
-    """The cluster's metadata, or a `MachineError` with the address after eight seconds."""
-    try:
-        return (client or admin(mesh)).list_topics(timeout=REACH_TIMEOUT_S)
-    except KafkaException as error:
-        raise MachineError(
-            f"no Kafka broker answers at {mesh.bootstrap} within {REACH_TIMEOUT_S:.0f} s ({_said(error)}); "
-            f"start one (joinmesh broker up) or correct kafka.bootstrap in {mesh.file}"
-        ) from None
+    """The cluster's metadata, or a `MachineError` with the address after eight seconds; sooner, if it refuses us."""
+    client = client or admin(mesh)
+    deadline = time.monotonic() + REACH_TIMEOUT_S
+    while True:
+        try:
+            return client.list_topics(timeout=min(1.0, REACH_TIMEOUT_S))
+        except KafkaException as error:
+            client.poll(0)  # hands out what went wrong: a refusal is raised here
+            if time.monotonic() > deadline:
+                raise MachineError(
+                    f"no Kafka broker answers at {mesh.bootstrap} within {REACH_TIMEOUT_S:.0f} s ({_said(error)}); "
+                    f"start one (joinmesh broker up) or correct kafka.bootstrap in {mesh.file}"
+                ) from None
 
 
 def ensure_topics(mesh: Mesh, topics: Iterable[Topic], progress: Progress) -> list[str]:
@@ -83,14 +91,14 @@ def ensure_topics(mesh: Mesh, topics: Iterable[Topic], progress: Progress) -> li
     missing = [topic for topic in wanted if topic.name not in found]
     if missing:
         progress(f"creating {len(missing)} topics: {', '.join(topic.name for topic in missing)}")
-        _create(client, missing)
+        _create(mesh, client, missing)
         topic_offsets(
             mesh, {topic.name: topic.partitions for topic in missing}
         )  # waits until every partition has a leader that answers
     return [topic.name for topic in missing]
 
 
-def _create(client: AdminClient, topics: list[Topic]) -> None:
+def _create(mesh: Mesh, client: AdminClient, topics: list[Topic]) -> None:
     # -1: the cluster's own default replication, which one local broker and a real cluster both have right.
     new = [NewTopic(t.name, num_partitions=t.partitions, replication_factor=-1, config=dict(t.config)) for t in topics]
     for name, future in client.create_topics(new, operation_timeout=30).items():
@@ -98,7 +106,9 @@ def _create(client: AdminClient, topics: list[Topic]) -> None:
             future.result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another `up` was faster: fine
-                raise TopicError(f"topic {name} could not be created: {_said(error)}") from None
+                raise refusal(mesh, error.args[0], name, "create") or TopicError(
+                    f"topic {name} could not be created: {_said(error)}"
+                ) from None
 
 
 def describe_topics(mesh: Mesh, names: Iterable[str], client: AdminClient | None = None) -> dict[str, Found]:
@@ -114,7 +124,9 @@ def describe_topics(mesh: Mesh, names: Iterable[str], client: AdminClient | None
         try:
             config = {key: str(entry.value) for key, entry in future.result().items()}
         except KafkaException as error:
-            raise TopicError(f"the settings of topic {resource.name} could not be read: {_said(error)}") from None
+            raise refusal(mesh, error.args[0], resource.name, "describe") or TopicError(
+                f"the settings of topic {resource.name} could not be read: {_said(error)}"
+            ) from None
         found[resource.name] = Found(resource.name, len(there[resource.name].partitions), config)
     return found
 
@@ -155,11 +167,13 @@ def _fits(key: str, has: str, needed: str) -> bool:
 def source_partitions(mesh: Mesh, streams: Iterable[Stream] | None = None) -> dict[str, int]:
     """Stream -> number of partitions of its topic; a topic that is not there is an error, because its producers own
     it."""
-    there = reach(mesh).topics
+    client = admin(mesh)
+    there = reach(mesh, client).topics
     counts: dict[str, int] = {}
     for stream in streams if streams is not None else mesh.streams.values():
         metadata = there.get(stream.topic)
         if metadata is None or metadata.error is not None or not metadata.partitions:
+            refuse_hidden(mesh, client, stream.topic)
             raise TopicError(
                 f"source topic {stream.topic} of stream {stream.name} is not on {mesh.bootstrap}; joinmesh does not"
                 " create source topics: let its producer do so, or write sample events with `joinmesh generate -f"
@@ -167,6 +181,14 @@ def source_partitions(mesh: Mesh, streams: Iterable[Stream] | None = None) -> di
             )
         counts[stream.name] = len(metadata.partitions)
     return counts
+
+
+def refuse_hidden(mesh: Mesh, client: AdminClient, topic: str) -> None:
+    """A topic that we may not even describe is not among all topics, as if it were not there; asked for by its name, it
+    is refused."""
+    error = client.list_topics(topic, timeout=REACH_TIMEOUT_S).topics[topic].error
+    if error is not None and (found := refusal(mesh, error, topic, "describe")) is not None:
+        raise found
 
 
 def topic_offsets(mesh: Mesh, partitions: Mapping[str, int]) -> dict[str, list[tuple[int, int]]]:
@@ -213,6 +235,9 @@ def _list_offsets(
             }
             return {(place.topic, place.partition): int(answer.offset) for place, answer in answers.items()}
         except KafkaException as error:
+            refused = refusal(mesh, error.args[0], ", ".join(sorted({place.topic for place in wanted})), "describe")
+            if refused is not None:
+                raise refused from None
             if (
                 time.monotonic() > deadline
             ):  # leaders, epochs, connections: what is wrong a moment after a change is right soon

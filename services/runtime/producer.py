@@ -16,6 +16,7 @@ from schemas.errors import MachineError
 from schemas.mesh import Mesh
 from schemas.topics import MAX_RECORD_BYTES
 from services.runtime.kafka import client_config
+from services.runtime.security.refusals import refusal
 
 _logger = logging.getLogger("joinmesh.kafka")
 SILENT_MOST_S = 30.0
@@ -33,8 +34,8 @@ class Sender:
             queue_buffering_max_kbytes=256 << 10,
             **settings,
         )
-        self.producer = Producer(config, logger=_logger)
-        self.failed: KafkaError | None = None
+        self.mesh, self.producer = mesh, Producer(config, logger=_logger)
+        self.failed: tuple[str, KafkaError] | None = None  # the topic, and why
         self.unacknowledged = 0
         self.delivered: dict[tuple[str, int], int] = {}  # (topic, partition) -> the offset behind our last record there
         self._moved = time.monotonic()  # when something was last delivered, or given after a time without
@@ -46,7 +47,7 @@ class Sender:
             self.unacknowledged -= 1
             self._moved = time.monotonic()
             if error is not None:
-                self.failed = error
+                self.failed = topic, error
                 return
             self.delivered[topic, partition] = (message.offset() or 0) + 1
             if done is not None:
@@ -68,7 +69,10 @@ class Sender:
         if self.unacknowledged and time.monotonic() - self._moved > SILENT_MOST_S:
             raise MachineError(f"nothing was acknowledged by Kafka for {SILENT_MOST_S:.0f} s; starting again")
         if self.failed is not None:
-            raise MachineError(f"a record could not be delivered: {self.failed.str()}; restarting sends it again")
+            topic, error = self.failed
+            raise refusal(self.mesh, error, topic, "write") or MachineError(
+                f"a record could not be delivered: {error.str()}; restarting sends it again"
+            )
 
     def flush(self, timeout_s: float = 120.0) -> None:
         """Wait until everything is delivered."""

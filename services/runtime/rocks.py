@@ -23,7 +23,7 @@ log = logging.getLogger("joinmesh.rocks")
 class RocksKeyValue:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(32 << 20)

@@ -13,11 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from schemas.errors import JoinmeshError, MachineError
 from schemas.mesh import Mesh, load_mesh
+from services.runtime.acls import check_rights
 from services.runtime.health import Health
+from services.runtime.security.refusals import said_by_kafka
+from services.runtime.security.secrets import hide, hide_in_logs
 
 EX_CONFIG = 78
 
@@ -78,6 +81,15 @@ def end_when_lost(what: str) -> Callable[[object, list[object]], None]:
     return on_lost
 
 
+def service_name(what: str, query: str | None, node: str | None) -> str:
+    """As `services_of` calls it.
+
+    >>> service_name("join_node", "q", "j1"), service_name("sink", "q", None), service_name("ingest", None, None)
+    ('q.j1', 'q.sink', 'ingest')
+    """
+    return ".".join(filter(None, [query, node or what]))
+
+
 def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:
     """Parse the command line, run the service, end the process."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{what}", description=f"the {what} service of a mesh")
@@ -97,17 +109,22 @@ def run_service(what: str, serve: Callable[[Arguments], int | None]) -> None:
     )
     for noisy in ("faust", "mode", "aiokafka", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    hide_in_logs()
+    os.umask(0o077)  # what a service writes is nobody else's business
     try:
-        arguments = Arguments(
-            load_mesh(given.file), Path(given.data), given.query, given.node, given.instance, given.health
-        )
+        mesh = load_mesh(given.file).asked_by(service_name(what, given.query, given.node))
+        check_rights(mesh)
+        arguments = Arguments(mesh, Path(given.data), given.query, given.node, given.instance, given.health)
         code = serve(arguments) or 0
     except MachineError as error:
-        print(f"joinmesh {what}: {error}", file=sys.stderr, flush=True)
+        print(hide(f"joinmesh {what}: {error}"), file=sys.stderr, flush=True)
         code = 1
     except JoinmeshError as error:
-        print(f"joinmesh {what}: {error}", file=sys.stderr, flush=True)
+        print(hide(f"joinmesh {what}: {error}"), file=sys.stderr, flush=True)
         code = EX_CONFIG
+    except KafkaException as error:
+        print(hide(f"joinmesh {what}: {said_by_kafka(mesh, error)}"), file=sys.stderr, flush=True)
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # library threads must not keep a stopped service alive

@@ -26,6 +26,7 @@ from services.runtime.failpoints import failpoint
 from services.runtime.health import Health
 from services.runtime.kafka import client_config, left_open
 from services.runtime.report import Durations, Reporter
+from services.runtime.security.refusals import raise_refused
 from services.runtime.service import Arguments, end_when_fatal, end_when_lost
 from topology.join.admission import Admission, check_barrier, check_epoch
 from topology.plan.plan import Input, Plan
@@ -222,6 +223,7 @@ class Sink:
             self.next.pop(place.partition, None)
 
     def _fetch_error(self, error: KafkaError) -> None:
+        raise_refused(self.mesh, error, self.source)
         if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
             raise StateError(f"{self.source} no longer holds the next block to write: {error.str()}")
         if error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):

@@ -66,7 +66,7 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self.log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.log_file.exists() and self.log_file.stat().st_size > LOG_BYTES_MOST:
             self.log_file.replace(self.log_file.with_suffix(".log.1"))
         with self.log_file.open("ab") as log:

@@ -145,7 +145,7 @@ class _lock:
 
     def __enter__(self) -> None:
         try:
-            self.data.mkdir(parents=True, exist_ok=True)
+            self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.file = (self.data / "lock").open("a+")
         except OSError as error:
             raise MachineError(

@@ -5,7 +5,6 @@ import pytest
 from schemas.errors import QueryError
 from schemas.mesh import Mesh, parse_mesh
 from services.audit.scan import scan
-from services.audit.session import java_settings
 
 
 def mesh(query: str) -> Mesh:
@@ -126,20 +125,3 @@ def test_errors_say_where_and_what(text: str, says: str) -> None:
     with pytest.raises(QueryError) as error:
         scan(mesh(text), "q")
     assert says in str(error.value)
-
-
-def test_security_settings_reach_the_java_client() -> None:
-    found = java_settings(
-        {
-            "bootstrap.servers": "h:1",
-            "security.protocol": "sasl_ssl",
-            "sasl.mechanisms": "SCRAM-SHA-512",
-            "sasl.username": "u",
-            "sasl.password": 'p"w',
-            "ssl.ca.location": "ca.pem",
-        }
-    )
-    assert found["kafka.security.protocol"] == "SASL_SSL"
-    assert found["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
-    assert found["kafka.sasl.jaas.config"].endswith('ScramLoginModule required username="u" password="p\\"w";')
-    assert (found["kafka.ssl.truststore.type"], found["kafka.ssl.truststore.location"]) == ("PEM", "ca.pem")
