@@ -21,8 +21,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def blocks(lock: str) -> list[tuple[str, str, set[str]]]:
     """(package, its lines, who needs it); a package may stand there twice, with different markers.
 
-    >>> blocks("a==1 \\\\\\n    --hash=sha256:0\\n    # via\\n    #   b\\n    #   c[x]\\n")
-    [('a', 'a==1 \\\\\\n    --hash=sha256:0\\n', {'b', 'c'})]
+    >>> [(name, lines, users)] = blocks("a==1 --hash=sha256:0\\n    # via\\n    #   b\\n    #   c[x]\\n")
+    >>> name, lines, sorted(users)
+    ('a', 'a==1 --hash=sha256:0\\n', ['b', 'c'])
     """
     found = []
     for block in re.split(r"^(?=\S)", lock, flags=re.MULTILINE):
