@@ -77,7 +77,7 @@ images: ## build the images joinmesh and joinmesh-spark with docker or podman (B
 kafka-image: sync images ## the image joinmesh-kafka, from the local broker's jars; then JOINMESH_TEST_KAFKA_IMAGE=joinmesh-kafka make test
 	tests/containers/kafka/build $(BIN)/python
 
-container-test: sync images ## the chart's pods as containers: 100,000 events, every pod killed, audited; plain and with TLS, SCRAM, ACLs (about 7 minutes)
+container-test: sync images ## the chart's pods as containers: 100,000 events, every pod killed, audited; plain and with TLS, SCRAM, ACLs (4 to 9 minutes)
 	$(BIN)/python -m pytest tests/containers -s $(ARGS)
 
 broker: sync ## a Kafka broker on localhost:9092 (stop it: .venv/bin/joinmesh broker down)
