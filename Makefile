@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.synced
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker sbom pip-audit secure-test scale-test chart chart-test clean
+.PHONY: help sync fmt check test demo up audit bench bench-steps bench-jit chaos broker sbom pip-audit secure-test scale-test chart chart-test images kafka-image container-test clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 sync: $(STAMP) ## create .venv and install the pinned dependencies and joinmesh itself (only when something changed)
 
@@ -87,6 +87,15 @@ chart: sync ## write the generated files of helm/joinmesh anew: values.yaml, its
 
 chart-test: sync ## install, upgrade, roll back and uninstall the chart on a real API server (needs Go; builds it the first time, 10 minutes or so)
 	$(BIN)/python -m tests.cluster $(ARGS)
+
+images: ## build the images joinmesh and joinmesh-spark with docker or podman (BASE=your/base; docs/images.md)
+	helm/containers/build
+
+kafka-image: sync images ## the image joinmesh-kafka, from the local broker's jars; then JOINMESH_TEST_KAFKA_IMAGE=joinmesh-kafka make test
+	tests/containers/kafka/build $(BIN)/python
+
+container-test: sync images ## the chart's pods as containers: 100,000 events, every pod killed, audited; plain and with TLS, SCRAM, ACLs (4 to 9 minutes)
+	$(BIN)/python -m pytest tests/containers -s $(ARGS)
 
 broker: sync ## a Kafka broker on localhost:9092 (stop it: .venv/bin/joinmesh broker down)
 	$(BIN)/joinmesh broker up $(ARGS)

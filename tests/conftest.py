@@ -17,7 +17,7 @@ import pytest
 from schemas.mesh import Mesh, parse_mesh
 from tests.certificates import Certificates, Endpoint, make_certificates
 
-KAFKA_IMAGE = "apache/kafka:4.0.0"
+KAFKA_IMAGE = os.environ.get("JOINMESH_TEST_KAFKA_IMAGE", "apache/kafka:4.0.0")
 CreateTopics = Callable[..., None]
 
 
@@ -51,21 +51,23 @@ def _docker_broker(stack: contextlib.ExitStack) -> str | None:
     from docker.errors import DockerException
 
     try:
-        docker.from_env(timeout=5).ping()
+        client = docker.from_env(timeout=5)
+        has_bridge = bool(client.networks.list(names=["bridge"], filters={"driver": "bridge"}))
     except DockerException:
         return None
     from testcontainers.core.container import DockerContainer
 
     from services.broker.local import answers, free_port
 
-    port = free_port()
+    port, controller = free_port(), free_port()
+    inside = 9092 if has_bridge else port  # without a network of its own, the container has the machine's
     settings = {
         "KAFKA_NODE_ID": "1",
         "KAFKA_PROCESS_ROLES": "broker,controller",
         "KAFKA_CONTROLLER_LISTENER_NAMES": "CONTROLLER",
-        "KAFKA_LISTENERS": "PLAINTEXT://0.0.0.0:9092,CONTROLLER://localhost:9093",
+        "KAFKA_LISTENERS": f"PLAINTEXT://{'0.0.0.0' if has_bridge else '127.0.0.1'}:{inside},CONTROLLER://localhost:{controller}",
         "KAFKA_ADVERTISED_LISTENERS": f"PLAINTEXT://127.0.0.1:{port}",
-        "KAFKA_CONTROLLER_QUORUM_VOTERS": "1@localhost:9093",
+        "KAFKA_CONTROLLER_QUORUM_VOTERS": f"1@localhost:{controller}",
         "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "KAFKA_AUTO_CREATE_TOPICS_ENABLE": "false",
         "KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR": "1",
@@ -73,7 +75,8 @@ def _docker_broker(stack: contextlib.ExitStack) -> str | None:
         "KAFKA_TRANSACTION_STATE_LOG_MIN_ISR": "1",
         "KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
     }
-    container = DockerContainer(KAFKA_IMAGE).with_bind_ports(9092, port)
+    container = DockerContainer(KAFKA_IMAGE)
+    container = container.with_bind_ports(9092, port) if has_bridge else container.with_kwargs(network_mode="host")
     for name, value in settings.items():
         container = container.with_env(name, value)
     try:

@@ -5,10 +5,12 @@ Invariant: this package imports nothing of the engine (`topology`, the other ser
 """
 
 import argparse
+import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schemas.errors import MachineError
 from schemas.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def run_audit(
 ) -> "list[Verdict]":
     """Audit one query, or all of them, and write the report. `cut`: {"from": offsets, "to": offsets}, either may be
     left out."""
+    _require_spark()
     from services.audit.run import run
 
     return run(
@@ -65,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, mesh: Mesh) -> int:
     """0 when every answer is right, 1 on any difference."""
+    _require_spark()
     from services.audit.log import read_cut_file
 
     report_dir = args.report or Path(mesh.file).parent / ".joinmesh" / "audit"
@@ -72,3 +76,10 @@ def main(args: argparse.Namespace, mesh: Mesh) -> int:
     cut = {side: read_cut_file(file, side) for side, file in sides.items() if file is not None}
     verdicts = run_audit(mesh, args.query, cut=cut, report_dir=report_dir, master=args.master, memory=args.memory)
     return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+def _require_spark() -> None:
+    if importlib.util.find_spec("pyspark") is None:
+        raise MachineError(
+            "the audit runs on Spark, and the pyspark package is not here; in a container, use the image joinmesh-spark"
+        )

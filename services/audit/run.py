@@ -20,7 +20,7 @@ from services.audit.log import Range, control_history, end_tables, publish, take
 from services.audit.notices import Streams, judge_streams, read_notices
 from services.audit.report import table, write_report
 from services.audit.scan import Scanned, scan
-from services.audit.session import CONNECTOR, ship, start_session
+from services.audit.session import CONNECTOR, connector_settings, ship, start_session
 from services.audit.truth import expected_results, idle_events, in_cut, read_events
 from services.audit.verdict import Verdict
 from services.runtime.security.for_java import token_url
@@ -83,7 +83,10 @@ def _session(
     active = SparkSession.getActiveSession()
     if active is not None:
         return active, False
-    progress(f"starting Spark on {master} (the first time, its Kafka connector is downloaded)")
+    fetched = "spark.jars.packages" in connector_settings()
+    progress(
+        f"starting Spark on {master}" + (" (the first time, its Kafka connector is downloaded)" if fetched else "")
+    )
     return start_session(master, memory, report_dir / "spark.log", token_url(mesh)), True
 
 

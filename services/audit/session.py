@@ -61,11 +61,11 @@ def _forget_jars(session: SparkSession) -> None:
 def _settings(local: bool, memory: str, token_url: str | None) -> dict[str, str]:
     allowed = f"-D{for_java.ALLOWED_URLS}={token_url}" if token_url else ""
     settings = {
+        **connector_settings(),
         "spark.redaction.regex": for_java.SECRET_KEYS,
         "spark.sql.redaction.options.regex": f"{for_java.SECRET_KEYS}|url",
         "spark.executor.extraJavaOptions": allowed,
         "spark.driver.extraJavaOptions": allowed,
-        "spark.jars.packages": CONNECTOR,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.ansi.enabled": "false",
         "spark.sql.caseSensitive": "true",
@@ -86,6 +86,21 @@ def _settings(local: bool, memory: str, token_url: str | None) -> dict[str, str]
             "spark.io.compression.codec": "lz4",
         }
     return settings
+
+
+def connector_settings() -> dict[str, str]:
+    """Spark's Kafka connector: the jars in the folder JOINMESH_CONNECTOR, as an image has them; else Spark fetches
+    it."""
+    folder = os.environ.get("JOINMESH_CONNECTOR")
+    if not folder:
+        return {"spark.jars.packages": CONNECTOR}
+    jars = sorted(str(jar) for jar in Path(folder).glob("*.jar"))
+    name = CONNECTOR.split(":")[1]
+    if not any(Path(jar).name.startswith(name) for jar in jars):
+        raise MachineError(
+            f"JOINMESH_CONNECTOR={folder} holds no {name}-*.jar; correct it, or unset it to fetch the jars"
+        )
+    return {"spark.jars": ",".join(jars)}
 
 
 @contextmanager
