@@ -129,7 +129,8 @@ class Story:
         queries = {"paid_orders": self.values()["mesh"]["queries"]["paid_orders"].replace("o.amount", "o.amuont")}
         ran = self._run("upgrade", "shop", str(CHART), *self._file(self.values(queries=queries)), "--timeout=60s")
         assert ran.returncode != 0, ran.stdout
-        assert "o.amuont" in self._message("app.kubernetes.io/component=topics")
+        said = self._message("app.kubernetes.io/component=topics")
+        assert "no field `amuont` in stream orders; did you mean `amount`?" in said, f"{ran.stderr}{said}"
         after = self._pods()
         assert {name: pod["metadata"]["uid"] for name, pod in before.items()} == {
             name: pod["metadata"]["uid"] for name, pod in after.items()
@@ -174,7 +175,7 @@ class Story:
         ensure_topics(fits, [type(topic)(topic.name, topic.partitions + 1, topic.config)], lambda _: None)
         return [
             ("a typo", self.values(latness="5s"), "Additional property latness is not allowed"),
-            ("a query with an error", self.values(queries={"q": query + " AND o.x = 1"}), "o.x"),
+            ("a query with an error", self.values(queries={"q": query + " AND o.x = 1"}), "query q, line "),
             ("a wrong number of nodes", self.values() | {"nodes": {"paid_orders": 3}}, "`nodes: {paid_orders: 2}`"),
             ("no Kafka", self.values(kafka={"bootstrap": "127.0.0.1:1"}), "no Kafka broker answers at 127.0.0.1:1"),
             ("a topic with other settings", self.values(mesh="odd"), f"topic {topic.name} has {topic.partitions + 1}"),
