@@ -5,7 +5,6 @@ Invariant: one rendering of the same values is done once. A manifest of a kind w
 
 import functools
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,15 +60,9 @@ def parser_keys() -> dict[str, set[str]]:
     return known
 
 
-PENDING = {"workers", "placement"}  # of the mesh file: the chart knows them, the parser need not yet
-
-
 def mesh_of(manifests: tuple[Manifest, ...]) -> Mesh:
     """The mesh that services read."""
-    text = of_kind(manifests, "ConfigMap")["shop-joinmesh-mesh"]["data"]["mesh.yaml"]
-    for key in PENDING - parser_keys()["file"]:
-        text = re.sub(rf"(?m)^{key}:.*\n?(?:  .*\n?)*", "", text)
-    return parse_mesh(text)
+    return parse_mesh(of_kind(manifests, "ConfigMap")["shop-joinmesh-mesh"]["data"]["mesh.yaml"])
 
 
 def values_of(name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import yaml
 
 from schemas.mesh import parse_mesh
 from services.runtime.queries import parse_queries, services_of
-from tests.helm.chart import CHART, CI, PENDING, faults, helm, mesh_of, of_kind, parser_keys, pods, rendered, values_of
+from tests.helm.chart import CHART, CI, faults, helm, mesh_of, of_kind, pods, rendered, values_of
 
 BACKFILL = ("backfill.enabled=true", "backfill.query=paid_orders")
 
@@ -99,10 +99,21 @@ def test_workers_are_replicas() -> None:
 def test_the_mesh_file_is_the_value(file: Path) -> None:
     """Helm reads YAML its own way (`on` is true, numbers are floats); joinmesh must read the mesh as it was written."""
     mesh = _words(values_of(file.stem.removesuffix("-values"))["mesh"])
-    mesh = {key: value for key, value in mesh.items() if key not in PENDING - parser_keys()["file"]}
     written = parse_mesh(yaml.safe_dump(mesh, sort_keys=False))
     read = mesh_of(rendered(file))
-    for name in ("name", "kafka", "partitions", "streams", "queries", "plans", "feedback", "heralds", "routing"):
+    for name in (
+        "name",
+        "kafka",
+        "partitions",
+        "streams",
+        "queries",
+        "plans",
+        "feedback",
+        "heralds",
+        "routing",
+        "workers",
+        "placement",
+    ):
         assert getattr(read, name) == getattr(written, name)
 
 

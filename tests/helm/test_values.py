@@ -11,7 +11,7 @@ from services.chart.__main__ import generated
 from services.chart.dashboard import PANELS
 from services.chart.generate import parsed_defaults, schema
 from services.chart.values import Values
-from tests.helm.chart import CHART, CI, PENDING, of_kind, parser_keys, refused, rendered, values_of
+from tests.helm.chart import CHART, CI, of_kind, parser_keys, refused, rendered, values_of
 
 
 def test_the_generated_files_are_as_the_types_say() -> None:
@@ -48,7 +48,7 @@ def _paths(values: dict[str, Any], above: str = "") -> list[str]:
 
 def test_the_schema_of_the_mesh_has_the_keys_that_the_parser_takes() -> None:
     mesh, known = schema()["properties"]["mesh"], parser_keys()
-    assert set(mesh["properties"]) - (PENDING - known["file"]) == known["file"]
+    assert set(mesh["properties"]) == known["file"]
     assert set(mesh["properties"]["streams"]["additionalProperties"]["properties"]) == known["stream"]
 
 
