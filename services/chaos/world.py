@@ -47,6 +47,7 @@ SERVICES = ("ingest", "four.j1", "four.j2", "four.j3", "four.sink", "controller"
 
 class World:
     def __init__(self, folder: Path, say: Say, feedback: str = "off", secure: bool = False) -> None:
+        folder = folder.absolute()  # services are known by the path of their mesh file, which they are given whole
         self.folder, self.say, self._feedback, self._secure = folder, say, feedback, secure
         self.file, self.data = folder / "mesh.yaml", folder / "data"
         guard = guard_of(parse_mesh(MESH.format(kafka="kafka: {bootstrap: none}", feedback=feedback)))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from schemas.errors import AccessError, MachineError
+from schemas.errors import AccessError
 from schemas.mesh import Mesh
 from services.runtime.security.refusals import refusal, who
 
@@ -60,16 +60,14 @@ def require(mesh: Mesh, rights: Iterable[Right], client: AdminClient) -> None:
 
 
 def _allowed(mesh: Mesh, future: Any) -> set[str] | None:
-    """The operations that are allowed; None where the resource is not there, so that nothing is said about it."""
+    """The operations that are allowed; None where Kafka does not say, because the resource is not there yet."""
     try:
         found = future.result().authorized_operations or []
     except KafkaException as error:
         cause = error.args[0]
         if cause.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED):
             return set()
-        if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND):
-            return None
-        raise refusal(mesh, cause) or MachineError(
-            f"rights could not be read from {mesh.bootstrap}: {cause.str()}"
-        ) from None
+        if (refused := refusal(mesh, cause)) is not None:
+            raise refused from None
+        return None  # a coordinator that is still loading, say: whoever works with it waits for it
     return {operation.name.replace("_", "") for operation in found}
