@@ -21,7 +21,7 @@ from topology.restraint.interface import Restraint
 from topology.state.hashing import equal_keys, shape_hash
 from topology.state.lookup import indexed
 from topology.state.meeting import ARRIVED
-from topology.state.pairs import Piece
+from topology.state.pairs import Piece, joined
 from topology.state.window_state import Run, WindowState, least, matches, most
 
 
@@ -102,8 +102,8 @@ def build(half: HalfJoin, probe: Run, pieces: Sequence[Piece], mine: list[str], 
     if ARRIVED in mine and ARRIVED in theirs:
         columns[ARRIVED] = np.maximum(probed.ints(ARRIVED), stored.ints(ARRIVED))
     rows = Rows(columns, len(i))
-    starts = np.maximum(probe.starts[i], _joined([run.starts[j] for _, run, j in pieces]))
-    ends = np.minimum(probe.ends[i], _joined([run.ends[j] for _, run, j in pieces]))
+    starts = np.maximum(probe.starts[i], joined([run.starts[j] for _, run, j in pieces]))
+    ends = np.minimum(probe.ends[i], joined([run.ends[j] for _, run, j in pieces]))
     made = Run(rows, probe.hashes[i], starts, ends)
     same = equal_keys([rows[name] for name in half.mine], [rows[name] for name in half.theirs])
     if same is not None and not same.all():
@@ -113,10 +113,6 @@ def build(half: HalfJoin, probe: Run, pieces: Sequence[Piece], mine: list[str], 
         if not kept.all():
             made = made.take(np.flatnonzero(kept))
     return made
-
-
-def _joined(parts: list[I64]) -> I64:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _asked(probe: Run, names: tuple[str, ...]) -> Run:

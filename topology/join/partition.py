@@ -13,6 +13,7 @@ Invariants
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -201,7 +202,7 @@ class Partition:
             )
         return held
 
-    @property
+    @cached_property
     def _where(self) -> str:
         return f"{self.plan.query.name}.{self.node.id} partition {self.partition}"
 

@@ -32,12 +32,12 @@ class Pairs:
 
     @cached_property
     def starts(self) -> I64:
-        found: I64 = np.maximum(self.probe.starts[self.i], _joined([run.starts[j] for _, run, j in self.pieces]))
+        found: I64 = np.maximum(self.probe.starts[self.i], joined([run.starts[j] for _, run, j in self.pieces]))
         return found
 
     @cached_property
     def ends(self) -> I64:
-        found: I64 = np.minimum(self.probe.ends[self.i], _joined([run.ends[j] for _, run, j in self.pieces]))
+        found: I64 = np.minimum(self.probe.ends[self.i], joined([run.ends[j] for _, run, j in self.pieces]))
         return found
 
     @cached_property
@@ -45,7 +45,7 @@ class Pairs:
         """The moment when the later row of each came."""
         if self.now is not None:
             return np.full(len(self), self.now, np.int64)
-        theirs = _joined([run.rows.ints(ARRIVED)[j] for _, run, j in self.pieces])
+        theirs = joined([run.rows.ints(ARRIVED)[j] for _, run, j in self.pieces])
         found: I64 = np.maximum(self.probe.rows.ints(ARRIVED)[self.i], theirs)
         return found
 
@@ -57,7 +57,7 @@ class Pairs:
             return hashes
         if any(mine):
             return combine([self.shown((name,)) for name in names])
-        stored: U64 = _joined([shown_by(run, names)[j] for _, run, j in self.pieces])
+        stored: U64 = joined([shown_by(run, names)[j] for _, run, j in self.pieces])
         return stored
 
     def kept(self, keep: Mask) -> list[Piece]:
@@ -73,5 +73,5 @@ class Pairs:
         return found
 
 
-def _joined(parts: list[Any]) -> Any:
+def joined(parts: list[Any]) -> Any:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

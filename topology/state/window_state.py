@@ -301,22 +301,25 @@ def matches(probe: Run, stored: Run) -> Iterator[tuple[I64, I64]]:
     if len(probe) == 1:
         yield from _matches_of_one(probe, stored)
         return
-    low = np.searchsorted(stored.hashes, probe.hashes, "left")
-    hit = np.flatnonzero(stored.hashes[np.minimum(low, len(stored) - 1)] == probe.hashes)
+    hashes = stored.hashes
+    low = hashes.searchsorted(probe.hashes)
+    hit = (hashes.take(low, mode="clip") == probe.hashes).nonzero()[0]
     if hit.size == 0:
         return
     low = low[hit]
-    counts = np.searchsorted(stored.hashes, probe.hashes[hit], "right") - low
-    totals = np.cumsum(counts)
+    counts = hashes.searchsorted(probe.hashes[hit], "right") - low
+    totals = counts.cumsum()
     begin = 0
     while begin < hit.size:
         base = int(totals[begin - 1]) if begin else 0
-        stop = max(begin + 1, int(np.searchsorted(totals, base + PAIRS_AT_ONCE, "right")))
-        c = counts[begin:stop]
-        i = np.repeat(hit[begin:stop], c)
-        j = stretches(low[begin:stop], c)
+        stop = max(begin + 1, int(totals.searchsorted(base + PAIRS_AT_ONCE, "right")))
+        i, j = hit[begin:stop], low[begin:stop]
+        if int(totals[stop - 1]) - base > stop - begin:  # some value stands more than once
+            c = counts[begin:stop]
+            i, j = i.repeat(c), stretches(j, c)
         meets = np.maximum(probe.starts[i], stored.starts[j]) <= np.minimum(probe.ends[i], stored.ends[j])
-        i, j = i[meets], j[meets]
+        if not meets.all():
+            i, j = i[meets], j[meets]
         if i.size:
             yield i, j
         begin = stop
