@@ -48,10 +48,10 @@ def main(argv: list[str] | None = None) -> int:
     except JoinmeshError as error:
         if debug:
             raise
-        print(f"joinmesh: {_hidden(str(error))}", file=sys.stderr)
+        _fail(_hidden(str(error)))
         return 1
     except KeyboardInterrupt:
-        print("joinmesh: interrupted", file=sys.stderr)
+        _fail("interrupted")
         return 130
     except BrokenPipeError:  # `joinmesh status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -62,8 +62,14 @@ def main(argv: list[str] | None = None) -> int:
         line = None if debug else _said_by_kafka(error, args)
         if line is None:
             raise
-        print(f"joinmesh: {line}", file=sys.stderr)
+        _fail(line)
         return 1
+
+
+def _fail(line: str) -> None:
+    """The last line of what a command says, also where both streams go to one place."""
+    sys.stdout.flush()
+    print(f"joinmesh: {line}", file=sys.stderr)
 
 
 def _hidden(text: str) -> str:

@@ -7,6 +7,7 @@ log.
 import re
 import time
 from collections.abc import Callable, Mapping
+from textwrap import shorten
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -17,6 +18,7 @@ from services.runtime.security.secrets import hide, value_of
 from services.runtime.security.settings import mechanism, protocol
 from services.runtime.security.tls import whats_wrong
 
+WORDS_MOST = 300  # of what Kafka says, which may be a whole request
 PERSISTS_S = 4.0  # how long a failure that a broker's restart may cause too is taken for one
 _ADDRESS = re.compile(r"//([^/\s]+:\d+)/")
 _NOISE = re.compile(r"^(?:\S*//\S+ )|\s*\((?:after|install)[^)]*\)")
@@ -41,7 +43,7 @@ def who(mesh: Mesh) -> str:
 
 def refusal(mesh: Mesh, error: KafkaError, name: str | None = None, doing: str = "use") -> AccessError | None:
     """The error for what was refused; None if it was something else. `name`: of the topic, group or id, if known."""
-    code, text = error.code(), _NOISE.sub("", hide(error.str())).strip()
+    code, text = error.code(), shorten(_NOISE.sub("", hide(error.str())), WORDS_MOST, placeholder=" …")
     if code in _RIGHTS:
         what = " ".join(filter(None, [_RIGHTS[code], name]))
         return AccessError(
