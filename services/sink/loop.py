@@ -36,7 +36,7 @@ log = logging.getLogger("joinmesh.sink")
 TRANSACTION_S = 0.1  # a transaction is closed after this long while blocks keep coming …
 TRANSACTION_RESULTS = 50_000  # … or with this many results
 FETCH = 64  # blocks that are taken together
-SETTLE_S = 0.008  # the broker still writes the last one's markers; begun sooner, a transaction is put off by 20 ms
+SETTLE_S = 0.008  # for the broker to write the last one's markers; begun sooner, one commit in ten took 20 ms
 IDLE_S = 0.1  # how long a loop without a block waits for one
 TRANSACTION_PATIENCE_S = 10.0  # after that the process ends; the next one aborts the transaction and goes on
 
