@@ -13,7 +13,7 @@ from schemas import topics
 from schemas.errors import MachineError
 from schemas.mesh import Mesh
 from services.check.events import expected_results, write_events
-from services.runtime.kafka import client_config, describe_topics, topic_offsets
+from services.runtime.kafka import REPORT_READER, client_config, describe_topics, topic_offsets
 from services.runtime.queries import parse_queries, services_of
 from services.supervisor.reports import ReportReader, instances
 
@@ -105,7 +105,7 @@ class _Reader:
         self._consumer = Consumer(
             client_config(
                 mesh,
-                group_id=f"{mesh.name}.report-reader",
+                group_id=f"{mesh.name}.{REPORT_READER}",
                 enable_auto_commit=False,
                 isolation_level="read_committed",
                 log_level=0,

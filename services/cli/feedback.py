@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from schemas import topics
     from schemas.errors import JoinmeshError
     from services.runtime.control import derive_plan, read_plans
-    from services.runtime.kafka import client_config
+    from services.runtime.kafka import TAIL, client_config
     from topology.plan.shapes import shapes_of
 
     mesh = mesh_of(args)
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             f"no two nodes of {', '.join(running)} talk to one another: an M-Join keeps its feedback to itself; see"
             f" joinmesh status -f {mesh.file}"
         )
-    consumer = Consumer(client_config(mesh, group_id=f"{mesh.name}.feedback-tail", enable_auto_commit=False))
+    consumer = Consumer(client_config(mesh, group_id=f"{mesh.name}.{TAIL}", enable_auto_commit=False))
     start = OFFSET_BEGINNING if args.from_start else OFFSET_END
     consumer.assign([TopicPartition(topic, p, start) for topic in shapes for p in range(mesh.partitions)])
     progress(f"listening to {', '.join(shapes)}")

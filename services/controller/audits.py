@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from schemas import topics
 from schemas.mesh import Mesh
-from services.runtime.kafka import client_config
+from services.runtime.kafka import AUDIT_READER, client_config
 
 log = logging.getLogger("joinmesh.controller")
 BEGIN_S = 5.0
@@ -23,7 +23,7 @@ class AuditWatch:
         self.last: dict[str, Any] | None = None
         place = TopicPartition(topics.audit(mesh.name), 0, 0)
         self._consumer = Consumer(
-            client_config(mesh, group_id=f"{mesh.name}.audit-reader", enable_auto_commit=False, log_level=0)
+            client_config(mesh, group_id=f"{mesh.name}.{AUDIT_READER}", enable_auto_commit=False, log_level=0)
         )
         try:
             low, high = self._consumer.get_watermark_offsets(place, timeout=BEGIN_S)

@@ -9,14 +9,11 @@ from collections.abc import Iterator
 
 from schemas import topics
 from schemas.mesh import ADMIN, Mesh
-from services.runtime.kafka import admin, reach
+from services.runtime.kafka import AUDIT_READER, CONTROL_READER, REPORT_READER, TAIL, admin, reach
 from services.runtime.queries import parse_queries, plan_of, streams_used, topics_of
 from services.runtime.security.rights import Right, require
 from services.runtime.security.settings import is_secured
 from topology.plan.plan import Node, Plan
-
-# Groups without members.
-CONTROL_READER, REPORT_READER, AUDIT_READER, TAIL = "control-reader", "report-reader", "audit-reader", "feedback-tail"
 
 
 def rights_of(mesh: Mesh) -> dict[str, list[Right]]:

@@ -14,7 +14,7 @@ from schemas import topics
 from schemas.control import PlanPublished, decode_control, encode_control
 from schemas.errors import BlockError, StateError
 from schemas.mesh import Mesh
-from services.runtime.kafka import client_config
+from services.runtime.kafka import CONTROL_READER, client_config
 from services.runtime.producer import Sender
 from services.runtime.security.refusals import raise_refused
 from topology.plan.plan import Plan, build_plan, parse_tree
@@ -64,7 +64,7 @@ def read_history(mesh: Mesh) -> dict[str, list[PlanPublished]]:
     consumer = Consumer(
         client_config(
             mesh,
-            group_id=f"{mesh.name}.control-reader",
+            group_id=f"{mesh.name}.{CONTROL_READER}",
             enable_auto_commit=False,
             enable_partition_eof=True,
             # the end is only told by an empty fetch, and a service that starts again waits for it
@@ -118,7 +118,9 @@ class ControlWatch:
 
     def __init__(self, mesh: Mesh) -> None:
         self._consumer = Consumer(
-            client_config(mesh, group_id=f"{mesh.name}.control-reader", enable_auto_commit=False, fetch_wait_max_ms=500)
+            client_config(
+                mesh, group_id=f"{mesh.name}.{CONTROL_READER}", enable_auto_commit=False, fetch_wait_max_ms=500
+            )
         )
         self._consumer.assign([TopicPartition(topics.control(mesh.name), 0, 0)])
 

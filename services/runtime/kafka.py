@@ -27,6 +27,8 @@ from services.runtime.security.refusals import Refusals, refusal
 
 REACH_TIMEOUT_S = 8.0
 METADATA_MS = 5_000
+# Groups without members: readers that assign themselves what they read. Rights on them are granted by these names.
+CONTROL_READER, REPORT_READER, AUDIT_READER, TAIL = "control-reader", "report-reader", "audit-reader", "feedback-tail"
 _AT_LEAST = ("retention.ms", "message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "max.message.bytes")
 Progress = Callable[[str], None]
 

@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
 from schemas import topics
 from schemas.mesh import Mesh
-from services.runtime.kafka import client_config, reach
+from services.runtime.kafka import REPORT_READER, client_config, reach
 
 Report = dict[str, Any]
 TAIL = 3_000  # records; some minutes of a large mesh
@@ -29,7 +29,7 @@ class ReportReader:
         self._consumer = Consumer(
             client_config(
                 mesh,
-                group_id=f"{mesh.name}.report-reader",
+                group_id=f"{mesh.name}.{REPORT_READER}",
                 enable_auto_commit=False,
                 auto_offset_reset="earliest",
                 log_level=0,
